@@ -1,0 +1,1 @@
+"""The service: HTTP, rules, database and bus. It never imports torch or the workers."""

@@ -1,0 +1,35 @@
+"""What a worker tells the service about a base model it hosts.
+
+The service never reads model files: shapes, tokenizer and chat template reach it through the `base_models` table.
+"""
+
+from app.contracts.base import Contract
+
+
+class ModuleShape(Contract):
+    """A linear module that an adapter may target: weight [out_features, in_features]."""
+
+    out_features: int
+    in_features: int
+
+
+class BaseModelInfo(Contract):
+    """A hosted base model as the service sees it.
+
+    `modules` maps the full module name (HF naming, e.g. `model.layers.0.self_attn.q_proj`) to its shape;
+    a target name (`q_proj`) is the last part of a module name.
+    """
+
+    id: str
+    architecture: str
+    parameters: int
+    context_length: int
+    vocab_size: int
+    dtype: str
+    quantization: str
+    modules: dict[str, ModuleShape]
+    default_targets: list[str]
+    tokenizer_json: str
+    chat_template: str | None
+    bos_token_id: int | None
+    eos_token_ids: list[int]

@@ -1,0 +1,96 @@
+"""The effective configuration of a training job, what a worker reports, and what it returns.
+
+Every `"auto"` has been resolved by the service before a config is stored, so a worker never guesses.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from app.contracts.base import Contract
+
+JobKind = Literal["fine_tune", "adapt"]
+JobStatus = Literal["queued", "running", "succeeded", "failed", "cancelled"]
+TERMINAL_STATUSES: frozenset[JobStatus] = frozenset({"succeeded", "failed", "cancelled"})
+
+
+class LoRAConfig(Contract):
+    """Low-rank adapter: delta = alpha / rank * B A. `targets` are module suffixes such as `q_proj`."""
+
+    rank: int = Field(ge=1, le=512)
+    alpha: float = Field(gt=0)
+    targets: list[str] = Field(min_length=1)
+    seed: int
+
+
+class TrustRegionConfig(Contract):
+    """Largest change of any trained scalar in one optimizer step, weight decay included. 0 disables."""
+
+    max_delta: float = Field(ge=0)
+
+
+class RollbackConfig(Contract):
+    """The gate: publish only if perplexity_after <= tolerance * perplexity_before and all losses were finite."""
+
+    enabled: bool
+    tolerance: float = Field(gt=0)
+
+
+class TrainingConfig(Contract):
+    """Optimizer and batching. `batch_size` counts examples per micro-batch; lengths are in tokens."""
+
+    epochs: int = Field(ge=1)
+    batch_size: int = Field(ge=1)
+    learning_rate: float = Field(gt=0)
+    seq_len: int = Field(ge=2)
+    max_grad_norm: float = Field(ge=0)
+    weight_decay: float = Field(ge=0)
+    beta1: float = Field(ge=0, lt=1)
+    beta2: float = Field(ge=0, lt=1)
+    eps: float = Field(gt=0)
+    gradient_accumulation: int = Field(ge=1)
+    warmup_steps: int = Field(ge=0)
+
+
+class JobConfig(Contract):
+    """Everything a run depends on, besides the data and the base model."""
+
+    mode: Literal["lora"]
+    seed: int
+    lora: LoRAConfig
+    trust_region: TrustRegionConfig
+    rollback: RollbackConfig
+    training: TrainingConfig
+
+
+class StepMetrics(Contract):
+    """One optimizer step. `grad_norm` is the L2 norm before the clip; `clamped` the share of clamped scalars."""
+
+    step: int
+    total_steps: int
+    epoch: int
+    loss: float
+    grad_norm: float
+    learning_rate: float
+    clamped: float
+    skipped: bool
+    tokens: int
+    """Tokens seen since the start of the run."""
+    tokens_per_second: float
+    eta_seconds: float
+
+
+class TrainingResult(Contract):
+    """How a run ended. `rolled_back` means nothing is published and `rollback_reason` says why, in plain words."""
+
+    losses: list[float]
+    """Mean training loss of each epoch."""
+    grad_norm: float
+    perplexity_before: float | None
+    perplexity_after: float | None
+    gate_data: Literal["validation_file", "held_out", "training_text"]
+    rolled_back: bool
+    rollback_reason: str | None
+    steps: int
+    trained_tokens: int
+    duration_ms: int

@@ -1,0 +1,33 @@
+"""Tenants and their API keys. A key is stored as its SHA-256: 256 random bits need no slow hash."""
+
+from sqlalchemy import Float, ForeignKey, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from app.db.tables.base import Base, db_now
+
+
+class Tenant(Base):
+    """An owner of keys, files, jobs and adapters."""
+
+    __tablename__ = "tenants"
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    name: Mapped[str] = mapped_column(String(64), unique=True)
+    created_at: Mapped[float] = mapped_column(Float(53), server_default=db_now())
+    last_claimed_at: Mapped[float] = mapped_column(Float(53), server_default="0")
+    """When a worker last took one of its jobs; the queue serves the tenant that waited longest."""
+
+
+class ApiKey(Base):
+    """A Bearer key; `hint` is its first characters, for lists."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = mapped_column(String(40), primary_key=True)
+    tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"), index=True)
+    name: Mapped[str] = mapped_column(String(64))
+    hint: Mapped[str] = mapped_column(String(16))
+    sha256: Mapped[str] = mapped_column(String(64), unique=True)
+    created_at: Mapped[float] = mapped_column(Float(53), server_default=db_now())
+    revoked_at: Mapped[float | None] = mapped_column(Float(53))
+    last_used_at: Mapped[float | None] = mapped_column(Float(53))

@@ -1,0 +1,29 @@
+"""Workers and the base models they host, as they registered themselves."""
+
+from sqlalchemy import Float, ForeignKey, String
+from sqlalchemy.orm import Mapped, mapped_column
+
+from app.db.tables.base import Base, db_now
+
+
+class BaseModelRow(Base):
+    """A base model that some worker has registered: everything the service needs without reading model files."""
+
+    __tablename__ = "base_models"
+
+    id: Mapped[str] = mapped_column(String(96), primary_key=True)
+    info: Mapped[dict[str, object]]
+    """BaseModelInfo."""
+    created_at: Mapped[float] = mapped_column(Float(53), server_default=db_now())
+
+
+class WorkerRow(Base):
+    """A worker process; alive while `heartbeat_at` is recent by the database's clock."""
+
+    __tablename__ = "workers"
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    base_model: Mapped[str] = mapped_column(ForeignKey("base_models.id"))
+    device: Mapped[str] = mapped_column(String(64))
+    started_at: Mapped[float] = mapped_column(Float(53), server_default=db_now())
+    heartbeat_at: Mapped[float] = mapped_column(Float(53), server_default=db_now())
