@@ -46,7 +46,7 @@ class AdapterVersion(Base):
     """The version of the same adapter that training started from."""
     job_id: Mapped[str | None] = mapped_column(String(40), unique=True)
     """The job that made it; unique, so a job takes effect once."""
-    weights_id: Mapped[str] = mapped_column(ForeignKey("blobs.id"))
+    weights_id: Mapped[str] = mapped_column(ForeignKey("blobs.id"), index=True)
     sha256: Mapped[str] = mapped_column(String(64))
     bytes: Mapped[int] = mapped_column(BigInteger)
     config: Mapped[dict[str, object]]

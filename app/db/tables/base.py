@@ -18,7 +18,7 @@ class Base(DeclarativeBase):
     """Base of all tables."""
 
     metadata = MetaData(naming_convention=NAMING)
-    type_annotation_map = {dict[str, object]: JSON}  # noqa: RUF012 - SQLAlchemy reads it from the class
+    type_annotation_map = {dict[str, object]: JSON(none_as_null=True)}  # noqa: RUF012 - SQLAlchemy reads it from the class
 
 
 class db_now(FunctionElement[float]):

@@ -37,7 +37,7 @@ class File(Base):
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
-    blob_id: Mapped[str] = mapped_column(ForeignKey("blobs.id"))
+    blob_id: Mapped[str] = mapped_column(ForeignKey("blobs.id"), index=True)
     filename: Mapped[str] = mapped_column(String(255))
     purpose: Mapped[str] = mapped_column(String(32))
     bytes: Mapped[int] = mapped_column(BigInteger)

@@ -1,6 +1,6 @@
 """Jobs with their lease, events, checkpoints and training snapshots, and the idempotency keys that created them."""
 
-from sqlalchemy import Boolean, Float, ForeignKey, Index, Integer, String, UniqueConstraint
+from sqlalchemy import BigInteger, Boolean, Float, ForeignKey, Index, Integer, String, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.db.tables.base import Base, db_now
@@ -26,17 +26,17 @@ class Job(Base):
     adapter_id: Mapped[str | None] = mapped_column(ForeignKey("adapters.id"))
     """The adapter to continue from, or, once published, the one it made."""
     parent_version_id: Mapped[str | None] = mapped_column(ForeignKey("adapter_versions.id"))
-    training_file: Mapped[str | None] = mapped_column(ForeignKey("files.id"))
-    validation_file: Mapped[str | None] = mapped_column(ForeignKey("files.id"))
-    training_blob_id: Mapped[str] = mapped_column(ForeignKey("blobs.id"))
+    training_file: Mapped[str | None] = mapped_column(ForeignKey("files.id"), index=True)
+    validation_file: Mapped[str | None] = mapped_column(ForeignKey("files.id"), index=True)
+    training_blob_id: Mapped[str] = mapped_column(ForeignKey("blobs.id"), index=True)
     """JSONL: the training file's bytes, or one line made of an adapt's text or messages."""
-    validation_blob_id: Mapped[str | None] = mapped_column(ForeignKey("blobs.id"))
+    validation_blob_id: Mapped[str | None] = mapped_column(ForeignKey("blobs.id"), index=True)
     config: Mapped[dict[str, object]]
     """The effective JobConfig."""
     request: Mapped[dict[str, object]]
     """What the API echoes besides: suffix, metadata, method, hyperparameters."""
-    trainable_parameters: Mapped[int] = mapped_column(Integer)
-    optimizer_bytes: Mapped[int] = mapped_column(Integer)
+    trainable_parameters: Mapped[int] = mapped_column(BigInteger)
+    optimizer_bytes: Mapped[int] = mapped_column(BigInteger)
     created_at: Mapped[float] = mapped_column(Float(53), server_default=db_now())
     started_at: Mapped[float | None] = mapped_column(Float(53))
     finished_at: Mapped[float | None] = mapped_column(Float(53))
@@ -80,7 +80,7 @@ class JobCheckpoint(Base):
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
     step: Mapped[int] = mapped_column(Integer)
-    weights_id: Mapped[str] = mapped_column(ForeignKey("blobs.id"))
+    weights_id: Mapped[str] = mapped_column(ForeignKey("blobs.id"), index=True)
     config: Mapped[dict[str, object]]
     metrics: Mapped[dict[str, object]]
     created_at: Mapped[float] = mapped_column(Float(53), server_default=db_now())
@@ -96,7 +96,7 @@ class JobSnapshot(Base):
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
     step: Mapped[int] = mapped_column(Integer)
-    tensors_id: Mapped[str] = mapped_column(ForeignKey("blobs.id"))
+    tensors_id: Mapped[str] = mapped_column(ForeignKey("blobs.id"), index=True)
     manifest: Mapped[dict[str, object]]
     created_at: Mapped[float] = mapped_column(Float(53), server_default=db_now())
 
