@@ -1,0 +1,41 @@
+"""`graft models`: the base models that workers have registered."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from app.cli.deployment import open_database
+from app.contracts.base_models import BaseModelInfo
+from app.db.repositories import base_models, workers
+
+ALIVE_SECONDS = 30.0
+cli = typer.Typer(help="Show base models.", no_args_is_help=True)
+
+
+@cli.command("list")
+def list_models(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False) -> None:
+    """List base models and how many living workers host each."""
+    with open_database() as database, database.read() as session:
+        hosts = [row.base_model for row in workers.alive(session, ALIVE_SECONDS)]
+        rows = [
+            {
+                "id": info.id,
+                "architecture": info.architecture,
+                "parameters": info.parameters,
+                "context_length": info.context_length,
+                "dtype": info.dtype,
+                "workers": hosts.count(info.id),
+            }
+            for info in (BaseModelInfo.model_validate(row.info) for row in base_models.list(session))
+        ]
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    for row in rows:
+        typer.echo(
+            f"{row['id']}  {row['architecture']}  {row['parameters']:,} parameters  "
+            f"context {row['context_length']}  {row['dtype']}  workers {row['workers']}"
+        )
+    if not rows:
+        typer.echo("No base models yet: a worker registers its own when it starts ('graft worker').")
