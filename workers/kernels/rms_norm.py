@@ -1,0 +1,50 @@
+"""RMSNorm with its statistics in at least float32 (Zhang and Sennrich 2019, arXiv:1910.07467).
+
+Knows tensors only. Legend: T rows, D width.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+
+def _statistics_dtype(x_TD: Tensor) -> torch.dtype:
+    return torch.promote_types(x_TD.dtype, torch.float32)
+
+
+class _RMSNorm(Function):
+    """Keeps the input and one number per row; the normalised rows are rebuilt in the backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        wide_TD = x_TD.to(_statistics_dtype(x_TD))
+        rstd_T1 = torch.rsqrt(wide_TD.square().mean(-1, keepdim=True) + eps)
+        ctx.save_for_backward(x_TD, weight_D, rstd_T1)
+        return (wide_TD * rstd_T1).to(x_TD.dtype) * weight_D
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x_TD, weight_D, rstd_T1 = ctx.saved_tensors
+        need_x, need_weight, _ = ctx.needs_input_grad
+        gy_TD = grads[0].to(rstd_T1.dtype)
+        unit_TD = x_TD * rstd_T1
+        gx_TD = gw_D = None
+        if need_weight:
+            gw_D = (gy_TD * unit_TD).sum(0).to(weight_D.dtype)
+        if need_x:
+            g_TD = gy_TD * weight_D
+            along_T1 = (g_TD * unit_TD).mean(-1, keepdim=True)
+            gx_TD = torch.addcmul(g_TD, unit_TD, along_T1, value=-1).mul_(rstd_T1).to(x_TD.dtype)
+        return gx_TD, gw_D, None
+
+
+def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    """Return x / sqrt(mean(x²) + eps) · weight, in the dtype of x."""
+    if torch.is_grad_enabled() and (x_TD.requires_grad or weight_D.requires_grad):
+        result: Tensor = _RMSNorm.apply(x_TD, weight_D, eps)
+        return result
+    wide_TD = x_TD.to(_statistics_dtype(x_TD))
+    rstd_T1 = torch.rsqrt(wide_TD.square().mean(-1, keepdim=True) + eps)
+    return (wide_TD * rstd_T1).to(x_TD.dtype) * weight_D

@@ -1,0 +1,65 @@
+"""An adapter as plain tensors: low-rank factors by module name. Knows no slots, files or training.
+
+LoRA (Hu et al. 2021): weight + scale · B A, with A [R, K] drawn at random and B [N, R] zero, so that a new adapter
+changes nothing. Legend: R rank, K inputs, N outputs.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from app.contracts.base_models import ModuleShape
+from app.contracts.training import LoRAConfig
+
+
+@dataclass(frozen=True)
+class AdapterWeights:
+    """Factors (A_RK, B_NR) float32 on the CPU and the scale of each module; `rank` is the nominal one."""
+
+    tensors: dict[str, tuple[Tensor, Tensor]]
+    scales: dict[str, float]
+    alpha: float
+    rank: int
+    targets: list[str]
+
+
+class UnknownTargetError(ValueError):
+    """A target names no module of the base model."""
+
+
+def target_modules(modules: Mapping[str, ModuleShape], targets: list[str]) -> list[str]:
+    """Return the modules whose last name part is a target. Raises UnknownTargetError naming the one that has none."""
+    suffixes = {name: name.rpartition(".")[2] for name in modules}
+    for target in targets:
+        if target not in suffixes.values():
+            known = ", ".join(sorted(set(suffixes.values())))
+            raise UnknownTargetError(f"target {target!r} matches no module of the base model; it has {known}")
+    return [name for name, suffix in suffixes.items() if suffix in targets]
+
+
+def _generator(seed: int, module: str) -> torch.Generator:
+    digest = hashlib.sha256(f"{seed}:{module}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+
+
+def init_adapter(modules: Mapping[str, ModuleShape], config: LoRAConfig) -> AdapterWeights:
+    """Return a fresh adapter: A ~ N(0, 1/K) from a generator of the seed and the module's name, B = 0.
+
+    The rank is clamped to min(N, K) for each module, and its scale is alpha over the clamped rank.
+    """
+    tensors, scales = {}, {}
+    for name in target_modules(modules, config.targets):
+        shape = modules[name]
+        rank = min(config.rank, shape.out_features, shape.in_features)
+        a_RK = torch.randn(rank, shape.in_features, generator=_generator(config.seed, name)) / shape.in_features**0.5
+        tensors[name] = (a_RK, torch.zeros(shape.out_features, rank))
+        scales[name] = config.alpha / rank
+    return AdapterWeights(tensors, scales, config.alpha, config.rank, list(config.targets))
+
+
+def count_parameters(adapter: AdapterWeights) -> int:
+    """Return the number of trainable scalars."""
+    return sum(a.numel() + b.numel() for a, b in adapter.tensors.values())

@@ -1,0 +1,71 @@
+"""Causal attention with grouped queries over packed sequences; a row never sees another sequence.
+
+Knows tensors, lengths and caches. Neighbouring sequences of equal length are computed together.
+
+Legend: T rows, S sequences of a run, L tokens of one sequence, H query heads, G key/value heads, E head width.
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from workers.models.cache import SequenceCache
+
+
+def _attend(q_SLHE: Tensor, k_SMGE: Tensor, v_SMGE: Tensor, mask_LM: Tensor | None, *, causal: bool) -> Tensor:
+    """Return [S, L, H, E]; heads of k and v are repeated for the queries that share them."""
+    shared = q_SLHE.shape[2] // k_SMGE.shape[2]
+    q, k, v = (x.transpose(1, 2) for x in (q_SLHE, k_SMGE, v_SMGE))
+    if shared > 1:
+        k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
+    return scaled_dot_product_attention(q, k, v, attn_mask=mask_LM, is_causal=causal).transpose(1, 2)
+
+
+def packed_attention(q_THE: Tensor, k_TGE: Tensor, v_TGE: Tensor, lengths: Sequence[int]) -> Tensor:
+    """Attend within each sequence, from its first token. Returns [T, H, E]."""
+    runs = [(length, sum(1 for _ in same)) for length, same in groupby(lengths)]
+    sizes = [length * count for length, count in runs]
+    pieces = zip(runs, q_THE.split(sizes), k_TGE.split(sizes), v_TGE.split(sizes), strict=True)
+    outputs = [
+        _attend(
+            q.unflatten(0, (count, length)),
+            k.unflatten(0, (count, length)),
+            v.unflatten(0, (count, length)),
+            None,
+            causal=length > 1,
+        ).flatten(0, 1)
+        for (length, count), q, k, v in pieces
+    ]
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def cached_attention(
+    q_THE: Tensor, kv_T2GE: Tensor, lengths: Sequence[int], caches: Sequence[SequenceCache], layer: int
+) -> Tensor:
+    """Append each sequence's keys and values to its cache, and attend to all of it. Returns [T, H, E]."""
+    outputs, start = [], 0
+    for length, cache in zip(lengths, caches, strict=True):
+        rows = slice(start, start + length)
+        kv_C2GE = cache.kv_LC2GE[layer]
+        kv_C2GE[cache.length : cache.length + length] = kv_T2GE[rows]
+        outputs.append(_attend_cache(q_THE[rows], kv_C2GE[: cache.length + length], cache.length))
+        start += length
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _attend_cache(q_LHE: Tensor, kv_M2GE: Tensor, past: int) -> Tensor:
+    length, groups = len(q_LHE), kv_M2GE.shape[1] // 2
+    if length == 1:
+        # The queries that share a key head become the rows of one small product; one token has no future to mask.
+        q_1GSE = q_LHE.unflatten(1, (groups, -1))
+        k_1GME, v_1GME = kv_M2GE.transpose(0, 1)[None].split(groups, dim=1)
+        return scaled_dot_product_attention(q_1GSE, k_1GME, v_1GME).flatten(1, 2)
+    mask_LM = None
+    if past:
+        ones = torch.ones(length, past + length, dtype=torch.bool, device=q_LHE.device)
+        mask_LM = ones.tril(diagonal=past)
+    k_1MGE, v_1MGE = kv_M2GE[None].split(groups, dim=2)
+    return _attend(q_LHE[None], k_1MGE, v_1MGE, mask_LM, causal=past == 0)[0]

@@ -1,0 +1,31 @@
+"""Rotary positions, half-split layout (Su et al. 2021, arXiv:2104.09864; pairs are i and i + E/2).
+
+Knows tensors only. Legend: T rows, H heads, E head width.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Rotation(NamedTuple):
+    """Per row cos and signed sin, [T, 1, E]: rotate(x) = x · cos + swap_halves(x) · sin."""
+
+    cos_T1E: Tensor
+    sin_T1E: Tensor
+
+
+def rotation_of(positions_T: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Rotation:
+    """Return the rotation of each position; angles are computed in at least float32."""
+    wide = torch.promote_types(dtype, torch.float32)
+    exponents = torch.arange(0, head_dim, 2, device=positions_T.device, dtype=wide) / head_dim
+    angles_TE = positions_T.to(wide)[:, None] * (theta**-exponents)[None, :]
+    cos, sin = angles_TE.cos(), angles_TE.sin()
+    return Rotation(torch.cat([cos, cos], -1)[:, None].to(dtype), torch.cat([-sin, sin], -1)[:, None].to(dtype))
+
+
+def rotate(x_THE: Tensor, rotation: Rotation) -> Tensor:
+    """Return the rotated heads."""
+    swapped_THE = x_THE.roll(x_THE.shape[-1] // 2, -1)
+    return torch.addcmul(x_THE * rotation.cos_T1E, swapped_THE, rotation.sin_T1E)
