@@ -1,0 +1,29 @@
+"""What makes a request impossible on this model. The service checks this too; here it protects the batch's neighbours."""
+
+from app.contracts.base_models import BaseModelInfo
+from app.contracts.inference import ErrorEvent, GenerateRequest, InferenceRequest
+
+
+def problem_with(request: InferenceRequest, info: BaseModelInfo, places: int) -> ErrorEvent | None:
+    """Return the error that refuses the request, or None."""
+    if isinstance(request, GenerateRequest):
+        sequences, n = [request.prompt_token_ids], request.sampling.n
+        length = len(request.prompt_token_ids) + request.sampling.max_tokens
+    else:
+        sequences, n = [sequence.token_ids for sequence in request.sequences], 1
+        length = max(len(ids) for ids in sequences)
+    if n > places:
+        return _refuse("n_too_large", f"n is {n}, but this worker runs at most {places} choices at once")
+    if length > info.context_length:
+        return _refuse(
+            "context_length_exceeded",
+            f"{length} tokens (prompt and max_tokens) exceed the context length of {info.context_length}",
+        )
+    unknown = next((i for ids in sequences for i in ids if not 0 <= i < info.vocab_size), None)
+    if unknown is not None:
+        return _refuse("invalid_token", f"token id {unknown} is outside the vocabulary of {info.vocab_size}")
+    return None
+
+
+def _refuse(code: str, message: str) -> ErrorEvent:
+    return ErrorEvent(status=400, code=code, message=message)

@@ -1,0 +1,211 @@
+"""Runs inference requests together: admits them, steps them all in one packed pass, and says what came out.
+
+Knows the model, slots and requests; knows nothing of Redis, the database, HTTP or training. One step is bounded (a token
+per choice, one chunk of prompts, one slice of scoring), so that a caller can do other work in between.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection
+
+from torch import Tensor
+
+from app.contracts.base_models import BaseModelInfo
+from app.contracts.inference import (
+    AcceptedEvent,
+    DoneEvent,
+    ErrorEvent,
+    FinishEvent,
+    GenerateRequest,
+    InferenceEvent,
+    InferenceRequest,
+    PromptEvent,
+    ScoreEvent,
+)
+from app.text.tokenizer import tokenizer_for
+from workers.inference.adapter_cache import AdapterCache, AdapterUnavailableError
+from workers.inference.checks import problem_with
+from workers.inference.decoding import extend, open_choices
+from workers.inference.forward import Piece, next_pieces, run_pieces
+from workers.inference.logprobs import first_token, token_logprobs
+from workers.inference.scheduler import Scheduler
+from workers.inference.state import Choice, Generation, Scoring
+from workers.models.language_model import LanguageModel
+from workers.models.scoring import sequence_nll
+
+Emissions = dict[str, list[InferenceEvent]]
+"""New events by request id."""
+WAITING_PER_PLACE = 4
+
+
+class Engine:
+    """Continuous batching over tenants on one model."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        info: BaseModelInfo,
+        adapters: AdapterCache,
+        *,
+        max_sequences: int,
+        prefill_tokens: int = 256,
+        score_tokens: int = 512,
+    ) -> None:
+        """`max_sequences` choices run at once; a step takes at most `prefill_tokens` of prompts and `score_tokens`."""
+        self._model = model
+        self._info = info
+        self._tokenizer = tokenizer_for(info)
+        self._adapters = adapters
+        self._prefill_tokens = prefill_tokens
+        self._score_tokens = score_tokens
+        self._scheduler = Scheduler(max_sequences)
+        self._running: dict[str, Generation | Scoring] = {}
+        self._aborted: set[str] = set()
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request waits or runs."""
+        return bool(self._running or self._scheduler.waiting_ids())
+
+    @property
+    def request_ids(self) -> list[str]:
+        """The ids of all requests that wait or run."""
+        return [*self._running, *self._scheduler.waiting_ids()]
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more requests should be taken in; beyond this they are better off in the shared queue."""
+        return len(self._scheduler.waiting_ids()) < WAITING_PER_PLACE * self._scheduler.places
+
+    def submit(self, request: InferenceRequest) -> None:
+        """Let a request wait for its turn."""
+        self._scheduler.add(request)
+
+    def abort(self, request_ids: Collection[str]) -> None:
+        """Forget requests at the next step, without any further event."""
+        self._aborted.update(request_ids)
+
+    def fail_all(self, error: ErrorEvent) -> Emissions:
+        """End every request with `error`."""
+        ids = self.request_ids
+        for request_id in ids:
+            self._remove(request_id)
+        return {request_id: [error] for request_id in ids}
+
+    def step(self) -> Emissions:
+        """Do one bounded piece of work for everyone and return the new events."""
+        out: Emissions = defaultdict(list)
+        for request_id in self._aborted:
+            self._remove(request_id)
+        self._aborted.clear()
+        self._admit(out)
+        generations = [running for running in self._running.values() if isinstance(running, Generation)]
+        pieces = next_pieces(generations, self._prefill_tokens)
+        if pieces:
+            for piece, logits_RV in zip(pieces, run_pieces(self._model, pieces), strict=True):
+                self._take(piece, logits_RV, out)
+        self._score(out)
+        return out
+
+    def _admit(self, out: Emissions) -> None:
+        passed_over: set[str] = set()
+        while (request := self._scheduler.pick(passed_over)) is not None:
+            problem = problem_with(request, self._info, self._scheduler.places)
+            try:
+                slot = None if problem else self._adapters.acquire(request.adapter)
+            except AdapterUnavailableError as error:
+                problem = ErrorEvent(status=error.status, code=error.code, message=error.message)
+            if problem:
+                self._scheduler.remove(request.id)
+                out[request.id].append(problem)
+            elif slot is None:
+                passed_over.add(request.id)
+            else:
+                self._scheduler.start(request)
+                self._running[request.id] = self._start(request, slot)
+                out[request.id].append(AcceptedEvent())
+
+    def _start(self, request: InferenceRequest, slot: int) -> Generation | Scoring:
+        if isinstance(request, GenerateRequest):
+            capacity = len(request.prompt_token_ids) + request.sampling.max_tokens
+            return Generation(request, slot, self._model.new_cache(capacity))
+        sequences = [(sequence.token_ids, sequence.loss_mask) for sequence in request.sequences]
+        return Scoring(request, sequence_nll(self._model, sequences, slot, self._score_tokens))
+
+    def _remove(self, request_id: str) -> None:
+        self._scheduler.remove(request_id)
+        running = self._running.pop(request_id, None)
+        if running is not None:
+            self._adapters.release(running.request.adapter)
+
+    def _take(self, piece: Piece, logits_RV: Tensor, out: Emissions) -> None:
+        generation = piece.generation
+        if piece.choice is not None:
+            self._extend(generation, piece.choice, logits_RV[-1], out)
+            return
+        generation.prefilled += len(piece.token_ids)
+        self._note_prompt(piece, logits_RV)
+        if not piece.ends_prompt:
+            return
+        request = generation.request
+        if request.sampling.prompt_logprobs:
+            out[request.id].append(PromptEvent(logprobs=generation.prompt_logprobs))
+        if request.sampling.max_tokens == 0:
+            out[request.id] += [FinishEvent(index=index, reason="length") for index in range(request.sampling.n)]
+            self._done(generation, out)
+            return
+        generation.choices = open_choices(generation, self._tokenizer)
+        for choice in list(generation.choices):
+            self._extend(generation, choice, logits_RV[-1], out)
+
+    def _note_prompt(self, piece: Piece, logits_RV: Tensor) -> None:
+        generation = piece.generation
+        sampling = generation.request.sampling
+        if not sampling.prompt_logprobs:
+            return
+        prompt = generation.request.prompt_token_ids
+        if piece.start == 0:
+            generation.prompt_logprobs.append(first_token(prompt[0], self._tokenizer))
+        predicted = prompt[piece.start + 1 : piece.start + 1 + len(piece.token_ids)]
+        generation.prompt_logprobs += token_logprobs(
+            logits_RV[: len(predicted)], predicted, sampling.logprobs or 0, self._tokenizer
+        )
+
+    def _extend(self, generation: Generation, choice: Choice, logits_V: Tensor, out: Emissions) -> None:
+        request_id = generation.request.id
+        events, ended = extend(generation, choice, logits_V, self._tokenizer)
+        out[request_id] += events
+        if not ended:
+            return
+        generation.choices.remove(choice)
+        self._scheduler.shrink(request_id, len(generation.choices))
+        if not generation.choices:
+            self._done(generation, out)
+
+    def _done(self, generation: Generation, out: Emissions) -> None:
+        out[generation.request.id].append(
+            DoneEvent(
+                prompt_tokens=len(generation.request.prompt_token_ids),
+                completion_tokens=generation.completion_tokens,
+            )
+        )
+        self._remove(generation.request.id)
+
+    def _score(self, out: Emissions) -> None:
+        scoring = next((running for running in self._running.values() if isinstance(running, Scoring)), None)
+        if scoring is None:
+            return
+        request = scoring.request
+        nll, tokens = next(scoring.results)
+        scoring.nll += nll
+        scoring.tokens += tokens
+        scoring.silent_tokens += len(request.sequences[scoring.scored].token_ids)
+        scoring.scored += 1
+        if scoring.scored == len(request.sequences):
+            out[request.id].append(ScoreEvent(nll=scoring.nll, tokens=scoring.tokens))
+            self._remove(request.id)
+            return
+        if scoring.silent_tokens >= self._score_tokens:
+            scoring.silent_tokens = 0
+            out[request.id].append(AcceptedEvent())
+        # Behind the other scorings: they take turns.
+        self._running[request.id] = self._running.pop(request.id)

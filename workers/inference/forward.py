@@ -1,0 +1,77 @@
+"""One packed forward pass over everything that runs: a token per decoding choice and chunks of waiting prompts.
+
+Knows packing and caches; knows nothing of sampling, text or events.
+
+Legend: T packed tokens, R rows whose logits are wanted, V vocabulary.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from workers.inference.state import Choice, Generation
+from workers.models.batch import pack
+from workers.models.cache import SequenceCache
+from workers.models.language_model import LanguageModel
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some tokens of one sequence: the last token of `choice`, or, if that is None, a chunk of the prompt."""
+
+    generation: Generation
+    choice: Choice | None
+    cache: SequenceCache
+    token_ids: Sequence[int]
+    start: int
+    """Position of the first token."""
+
+    @property
+    def ends_prompt(self) -> bool:
+        """Whether the prompt is complete after this piece."""
+        return self.choice is None and self.start + len(self.token_ids) == len(self.generation.request.prompt_token_ids)
+
+    @property
+    def rows_wanted(self) -> int:
+        """How many of the last rows need logits."""
+        if self.choice is None and self.generation.request.sampling.prompt_logprobs:
+            return len(self.token_ids)
+        return 1 if self.choice is not None or self.ends_prompt else 0
+
+
+def next_pieces(generations: Iterable[Generation], prefill_tokens: int) -> list[Piece]:
+    """Return the next piece of every sequence; prompts share `prefill_tokens`, first come first served."""
+    pieces: list[Piece] = []
+    for generation in generations:
+        prompt = generation.request.prompt_token_ids
+        if not generation.prefilling:
+            pieces += [
+                Piece(generation, choice, choice.cache, [choice.last_token], len(prompt) + choice.generated - 1)
+                for choice in generation.choices
+            ]
+        elif prefill_tokens > 0:
+            start = generation.prefilled
+            chunk = prompt[start : start + prefill_tokens]
+            prefill_tokens -= len(chunk)
+            pieces.append(Piece(generation, None, generation.cache, chunk, start))
+    return pieces
+
+
+def run_pieces(model: LanguageModel, pieces: Sequence[Piece]) -> list[Tensor]:
+    """Run the pieces together, filling their caches; return the wanted logits of each, [rows_wanted, V] fp32."""
+    with torch.no_grad():
+        batch = pack(
+            [piece.token_ids for piece in pieces],
+            [piece.generation.slot for piece in pieces],
+            model.device,
+            starts=[piece.start for piece in pieces],
+        )
+        hidden_TD = model.hidden(batch, caches=[piece.cache for piece in pieces])
+        ends = batch.cu_seqlens[1:]
+        wanted = [row for piece, end in zip(pieces, ends, strict=True) for row in range(end - piece.rows_wanted, end)]
+        if not wanted:
+            return [hidden_TD.new_empty(0) for _ in pieces]
+        logits_RV = model.logits(hidden_TD[torch.tensor(wanted, device=hidden_TD.device)])
+    return list(logits_RV.split([piece.rows_wanted for piece in pieces]))

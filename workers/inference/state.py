@@ -1,0 +1,58 @@
+"""What the engine remembers of the requests it runs. Data only."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+from app.contracts.inference import GenerateRequest, ScoreRequest, TokenLogprob
+from app.text.tokenizer import IncrementalDecoder
+from workers.inference.stop_strings import StopFilter
+from workers.models.cache import SequenceCache
+
+
+@dataclass
+class Choice:
+    """One continuation of a prompt. Its cache holds every token but `last_token`."""
+
+    index: int
+    generator: torch.Generator
+    decoder: IncrementalDecoder
+    stops: StopFilter
+    cache: SequenceCache
+    last_token: int = -1
+    generated: int = 0
+    counts: Counter[int] = field(default_factory=Counter)
+    """How often each token was generated."""
+
+
+@dataclass
+class Generation:
+    """A running GenerateRequest: first its prompt fills `cache`, then its unfinished `choices` decode."""
+
+    request: GenerateRequest
+    slot: int
+    cache: SequenceCache
+    prefilled: int = 0
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
+    completion_tokens: int = 0
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether prompt tokens remain to be run."""
+        return self.prefilled < len(self.request.prompt_token_ids)
+
+
+@dataclass
+class Scoring:
+    """A running ScoreRequest: `results` yields (nll, tokens) of one sequence after the other."""
+
+    request: ScoreRequest
+    results: Iterator[tuple[float, int]]
+    scored: int = 0
+    nll: float = 0.0
+    tokens: int = 0
+    silent_tokens: int = 0
+    """Tokens scored since the last sign of life."""
