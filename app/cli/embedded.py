@@ -85,7 +85,9 @@ def valkey_server(data_dir: Path) -> Valkey:
         'logfile "valkey.log"',
         "loglevel warning",
     ]
-    return Valkey([str(get_binary_path()), "-"], "\n".join(lines).encode() + b"\n", f"redis://:{password}@127.0.0.1:{port}/0")
+    return Valkey(
+        [str(get_binary_path()), "-"], "\n".join(lines).encode() + b"\n", f"redis://:{password}@127.0.0.1:{port}/0"
+    )
 
 
 @contextmanager
