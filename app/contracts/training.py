@@ -64,13 +64,17 @@ class JobConfig(Contract):
 
 
 class StepMetrics(Contract):
-    """One optimizer step. `grad_norm` is the L2 norm before the clip; `clamped` the share of clamped scalars."""
+    """One optimizer step. `grad_norm` is the L2 norm before the clip; `clamped` the share of clamped scalars.
+
+    A `skipped` step changed nothing, because its loss or its gradient was not finite: that one is None, for JSON has no
+    such number, and so is a gradient norm that was not computed.
+    """
 
     step: int
     total_steps: int
     epoch: int
-    loss: float
-    grad_norm: float
+    loss: float | None
+    grad_norm: float | None
     learning_rate: float
     clamped: float
     skipped: bool

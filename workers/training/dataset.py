@@ -6,7 +6,7 @@ window has nothing before it, so it never counts.
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from app.text.tokenize import TokenizedExample
@@ -27,22 +27,10 @@ class Window:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Windows in file order, and how many examples had nothing to learn and were left out."""
+    """The windows of each usable example, in file order, and how many examples had nothing to learn."""
 
-    windows: tuple[Window, ...]
+    examples: tuple[tuple[Window, ...], ...]
     dropped_examples: int
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of all windows, counted or not."""
-        return sum(len(w.token_ids) for w in self.windows)
-
-    def sha256(self) -> str:
-        """Return a digest of every token and mask, to tell one dataset from another."""
-        digest = hashlib.sha256()
-        for w in self.windows:
-            digest.update(struct.pack(f"<q{len(w.token_ids)}q", len(w.token_ids), *w.token_ids) + bytes(w.loss_mask))
-        return digest.hexdigest()
 
 
 def split_windows(example: TokenizedExample, seq_len: int) -> list[Window]:
@@ -56,6 +44,25 @@ def split_windows(example: TokenizedExample, seq_len: int) -> list[Window]:
 
 
 def build_dataset(examples: Sequence[TokenizedExample], seq_len: int) -> Dataset:
-    """Return the windows of all examples."""
-    split = [split_windows(example, seq_len) for example in examples]
-    return Dataset(tuple(w for windows in split for w in windows), sum(not windows for windows in split))
+    """Return the windows of all examples; those without any are dropped and counted."""
+    split = [tuple(split_windows(example, seq_len)) for example in examples]
+    usable = tuple(windows for windows in split if windows)
+    return Dataset(usable, len(split) - len(usable))
+
+
+def flatten(examples: Iterable[Sequence[Window]]) -> tuple[Window, ...]:
+    """Return the windows of all examples in one row."""
+    return tuple(window for windows in examples for window in windows)
+
+
+def count_tokens(windows: Iterable[Window]) -> int:
+    """Return the tokens of all windows, counted by the loss or not."""
+    return sum(len(w.token_ids) for w in windows)
+
+
+def windows_sha256(windows: Iterable[Window]) -> str:
+    """Return a digest of every token and mask, to tell one dataset from another."""
+    digest = hashlib.sha256()
+    for w in windows:
+        digest.update(struct.pack(f"<q{len(w.token_ids)}q", len(w.token_ids), *w.token_ids) + bytes(w.loss_mask))
+    return digest.hexdigest()

@@ -1,16 +1,15 @@
-"""The gate: on which data a run is judged, and whether it may be published. Knows numbers and examples, no model.
+"""The gate: on which data a run is judged, and whether it may be published. Knows windows and numbers, no model.
 
 Perplexity is exp of the mean negative log-likelihood in nats over the positions that count.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from app.text.tokenize import TokenizedExample
+from workers.training.dataset import Dataset, Window, flatten
 
 GateData = Literal["validation_file", "held_out", "training_text"]
 MIN_EXAMPLES_TO_HOLD_OUT = 10
@@ -25,33 +24,29 @@ _NAMES: dict[GateData, str] = {
 
 @dataclass(frozen=True)
 class GateSplit:
-    """What is trained on, what is judged on, and where the latter comes from."""
+    """The windows trained on, those judged on, and where the latter come from."""
 
-    train: list[TokenizedExample]
-    judge: list[TokenizedExample]
+    train: tuple[Window, ...]
+    judge: tuple[Window, ...]
     source: GateData
 
 
-def split_for_gate(
-    train: Sequence[TokenizedExample], validation: Sequence[TokenizedExample] | None, seed: int
-) -> GateSplit:
+def split_for_gate(train: Dataset, validation: Dataset | None, *, seed: int, carve: bool) -> GateSplit:
     """Choose the gate's data: the validation examples; else a slice held out of training; else the training text.
 
-    The slice is a tenth of the usable examples, at least 1 and at most 32, and is carved only out of 10 or more. It
-    depends on `seed` and the number of examples alone. Examples in which no position counts are on neither side.
+    The slice is a tenth of the usable examples, at least 1 and at most 32, and is carved only out of 10 or more, and
+    only with `carve`. It depends on `seed` and the number of usable examples alone.
     """
-    usable = [e for e in train if any(e.loss_mask)]
-    judged = [e for e in validation or () if any(e.loss_mask)]
-    if judged:
-        return GateSplit(usable, judged, "validation_file")
-    if len(usable) < MIN_EXAMPLES_TO_HOLD_OUT:
-        return GateSplit(usable, usable, "training_text")
-    size = min(MAX_HELD_OUT, max(1, int(len(usable) * HELD_OUT_FRACTION)))
-    generator = torch.Generator().manual_seed(seed)
-    held = set(torch.randperm(len(usable), generator=generator)[:size].tolist())
-    return GateSplit(
-        [e for i, e in enumerate(usable) if i not in held], [e for i, e in enumerate(usable) if i in held], "held_out"
-    )
+    if validation and validation.examples:
+        return GateSplit(flatten(train.examples), flatten(validation.examples), "validation_file")
+    count = len(train.examples)
+    if not carve or count < MIN_EXAMPLES_TO_HOLD_OUT:
+        windows = flatten(train.examples)
+        return GateSplit(windows, windows, "training_text")
+    size = min(MAX_HELD_OUT, max(1, int(count * HELD_OUT_FRACTION)))
+    held = set(torch.randperm(count, generator=torch.Generator().manual_seed(seed))[:size].tolist())
+    kept = flatten(e for i, e in enumerate(train.examples) if i not in held)
+    return GateSplit(kept, flatten(e for i, e in enumerate(train.examples) if i in held), "held_out")
 
 
 def perplexity(nll: float, tokens: int) -> float:

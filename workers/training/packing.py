@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from workers.training.dataset import Window
+from workers.training.dataset import Window, count_tokens
 
 LENGTH_POOL = 8
 """Micro-batches' worth of shuffled windows that are sorted by length together."""
@@ -55,7 +55,7 @@ def plan_epoch(
     for start in range(0, len(batches), gradient_accumulation):
         group = tuple(batches[start : start + gradient_accumulation])
         members = [w for batch in group for w in batch]
-        steps.append(StepPlan(group, sum(len(w.token_ids) for w in members), sum(w.targets for w in members)))
+        steps.append(StepPlan(group, count_tokens(members), sum(w.targets for w in members)))
     return steps
 
 

@@ -11,6 +11,7 @@ from app.cli.errors import CliError
 
 POLL_SECONDS = 0.5
 FIGURES = "loss {loss:.3f}  {tokens_per_second:.0f} tok/s  grad norm {grad_norm:.2f}  {eta_seconds:.0f} s left"
+SKIPPED = "a step was skipped: its loss or gradient was not finite"
 
 
 def follow(console: Console, client: httpx.Client, job_id: str) -> dict[str, object]:
@@ -22,7 +23,7 @@ def follow(console: Console, client: httpx.Client, job_id: str) -> dict[str, obj
             job = rest.job(client, job_id)
             metrics = rest.newest_metrics(client, job_id)
             if metrics:
-                figures = FIGURES.format(**metrics)
+                figures = SKIPPED if metrics["skipped"] else FIGURES.format(**metrics)
                 progress.update(task, completed=metrics["step"], total=metrics["total_steps"], figures=figures)
             if job["status"] in rest.FINISHED:
                 break

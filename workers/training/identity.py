@@ -1,0 +1,25 @@
+"""Tells one training run from another, so that a snapshot resumes only the run it was taken of."""
+
+import hashlib
+from collections.abc import Iterable
+
+from app.contracts.training import JobConfig
+from workers.lora.adapter import AdapterWeights
+from workers.training.dataset import Window, windows_sha256
+
+
+def _adapter_sha256(adapter: AdapterWeights) -> str:
+    digest = hashlib.sha256()
+    for name, factors in adapter.tensors.items():
+        digest.update(f"{name}:{adapter.scales[name]!r}".encode())
+        for factor in factors:
+            digest.update(factor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def run_id(
+    config: JobConfig, start: AdapterWeights, train: Iterable[Window], judge: Iterable[Window], numerics: str
+) -> str:
+    """Return a digest of all that decides a run's outcome; `numerics` names dtype and slicing."""
+    parts = [config.model_dump_json(), _adapter_sha256(start), windows_sha256(train), windows_sha256(judge), numerics]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

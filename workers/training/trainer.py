@@ -1,0 +1,253 @@
+"""One training run, cut into slices so that a caller can serve requests in between.
+
+Knows a model, an adapter slot, tokens and a configuration; nothing of jobs, databases or queues. A run ends in one of
+three ways: Finished with an adapter, Finished rolled back (the gate refused it, or it diverged while the gate was on),
+or a TrainingError.
+"""
+
+import math
+from collections.abc import Generator, Iterator, Sequence
+
+from torch import Tensor
+
+from app.contracts.training import JobConfig, StepMetrics, TrainingResult
+from app.text.tokenize import TokenizedExample
+from workers.lora.adapter import AdapterWeights
+from workers.lora.bank import AdapterBank
+from workers.models.language_model import LanguageModel
+from workers.models.scoring import sequence_nll
+from workers.training.adamw import AdamWConfig, StepOutcome, adamw_step
+from workers.training.clock import SliceClock
+from workers.training.dataset import build_dataset, count_tokens
+from workers.training.errors import TrainingError
+from workers.training.evaluation import perplexity, regression, split_for_gate
+from workers.training.events import EpochDone, Finished, RunEvent, StepDone
+from workers.training.gradient_check import DUE_AFTER_STEPS, require_gradients, still_without
+from workers.training.identity import run_id
+from workers.training.loss import nll_sum
+from workers.training.packing import StepPlan, plan_epoch, split_by_tokens, steps_per_epoch
+from workers.training.schedule import learning_rate
+from workers.training.snapshot import Snapshot, decode, encode
+from workers.training.state import Progress, RunState
+
+MAX_SKIPPED_IN_A_ROW = 3
+SLICE_TOKENS = {"cpu": 1024}
+SLICE_TOKENS_ACCELERATOR = 8192
+
+
+class TrainingRun:
+    """Trains the adapter in `slot` of `bank`, starting from `start`, which it loads there.
+
+    `slices()` may be run once. `restore()` continues from a snapshot of the same run, in this or another process; on a
+    CPU with the same number of threads the end is bit-identical to the unbroken run's. Raises TrainingError
+    `no_trainable_tokens` when nothing can be learnt from `train`.
+    """
+
+    def __init__(  # noqa: PLR0917 (all seven are what a run is made of)
+        self,
+        model: LanguageModel,
+        bank: AdapterBank,
+        slot: int,
+        config: JobConfig,
+        start: AdapterWeights,
+        train: Sequence[TokenizedExample],
+        validation: Sequence[TokenizedExample] | None = None,
+    ) -> None:
+        self._model, self._bank, self._slot, self._config, self._start = model, bank, slot, config, start
+        settings = config.training
+        usable = build_dataset(train, settings.seq_len)
+        self.dropped_examples = usable.dropped_examples
+        if not usable.examples:
+            raise TrainingError("no_trainable_tokens", "no example has a token to learn from")
+        given = None if validation is None else build_dataset(validation, settings.seq_len)
+        self._data = split_for_gate(usable, given, seed=config.seed, carve=config.rollback.enabled)
+        self._judging = config.rollback.enabled or self._data.source == "validation_file"
+        steps = steps_per_epoch(len(self._data.train), settings.batch_size, settings.gradient_accumulation)
+        self._total_steps = steps * settings.epochs
+        self._total_tokens = count_tokens(self._data.train) * settings.epochs
+        self._slice_tokens = SLICE_TOKENS.get(model.device.type, SLICE_TOKENS_ACCELERATOR)
+        numerics = f"{model.dtype} {self._slice_tokens}"
+        self._run_id = run_id(config, start, self._data.train, self._data.judge, numerics)
+        self._clock = SliceClock()
+        self._measured_from = (0.0, 0)
+        self._start_over()
+
+    def _start_over(self) -> None:
+        """Put weights, moments, step, data order and counters where they were before the first step."""
+        self._bank.load(self._slot, self._start, trainable=True)
+        parameters: dict[str, Tensor] = dict(self._bank.parameters(self._slot))
+        self.state = RunState(parameters, progress=Progress(without_gradient=list(parameters)))
+
+    def snapshot(self) -> Snapshot:
+        """Return the state after the step just reported; valid right after a StepDone."""
+        self.state.progress.seconds = self._clock.elapsed()
+        return encode(self.state, self._run_id)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Continue after the step `snapshot` was taken at. Raises SnapshotError and then leaves the run as it was."""
+        restored = decode(snapshot, self._run_id, self.state.weights)
+        for name, weight in restored.weights.items():
+            self.state.weights[name].data.copy_(weight)
+        self.state = RunState(self.state.weights, restored.moments, restored.progress)
+        self._clock = SliceClock(restored.progress.seconds)
+
+    def slices(self) -> Iterator[RunEvent | None]:
+        """Do one micro-batch, or one slice of evaluation, per item; the last item is Finished.
+
+        Raises TrainingError `zero_gradient` or, with the gate off, `diverged`.
+        """
+        return self._clock.timed(self._run())
+
+    def _run(self) -> Iterator[RunEvent | None]:
+        settings, progress = self._config.training, self.state.progress
+        if self._judging and progress.perplexity_before is None:
+            progress.perplexity_before = yield from self._evaluate()
+            if not math.isfinite(progress.perplexity_before):
+                raise TrainingError("start_not_finite", "the start weights give no finite perplexity to judge against")
+        self._measured_from = (self._clock.elapsed(), progress.tokens)
+        while progress.epoch < settings.epochs:
+            plan = plan_epoch(
+                self._data.train,
+                batch_size=settings.batch_size,
+                gradient_accumulation=settings.gradient_accumulation,
+                seed=self._config.seed,
+                epoch=progress.epoch,
+            )
+            while progress.step_in_epoch < len(plan) and progress.skipped_in_a_row < MAX_SKIPPED_IN_A_ROW:
+                yield from self._step(plan[progress.step_in_epoch])
+            if progress.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW or progress.epoch_targets == 0:
+                yield self._diverged()
+                return
+            yield self._end_epoch()
+        require_gradients(progress.without_gradient, progress.step - progress.skipped)
+        yield from self._judge()
+
+    def _step(self, plan: StepPlan) -> Iterator[RunEvent | None]:
+        """One optimizer step: the loss is the mean over the step's counted positions, whatever the micro-batches."""
+        parts = [p for batch in plan.micro_batches for p in split_by_tokens(batch, self._slice_tokens)]
+        nll = 0.0
+        for index, part in enumerate(parts):
+            loss = nll_sum(self._model, part, self._slot)
+            nll += loss.item()
+            if not math.isfinite(nll):
+                break
+            (loss / plan.targets).backward()
+            if index + 1 < len(parts):
+                yield None
+        rate = learning_rate(
+            self.state.progress.step + 1,
+            total_steps=self._total_steps,
+            warmup_steps=self._config.training.warmup_steps,
+            peak=self._config.training.learning_rate,
+        )
+        outcome = self._apply(rate) if math.isfinite(nll) else StepOutcome(math.nan, 0.0, applied=False)
+        for parameter in self.state.weights.values():
+            parameter.grad = None
+        self._count(plan, nll, outcome)
+        yield StepDone(self._metrics(nll / plan.targets, rate, outcome))
+
+    def _apply(self, rate: float) -> StepOutcome:
+        settings, state = self._config.training, self.state
+        gradients = {name: p.grad for name, p in state.weights.items() if p.grad is not None}
+        config = AdamWConfig(
+            settings.beta1,
+            settings.beta2,
+            settings.eps,
+            settings.weight_decay,
+            settings.max_grad_norm,
+            self._config.trust_region.max_delta,
+        )
+        outcome = adamw_step(state.weights, gradients, state.moments, learning_rate=rate, config=config)
+        progress = state.progress
+        if outcome.applied and progress.without_gradient:
+            progress.without_gradient = still_without(progress.without_gradient, gradients)
+            applied_steps = progress.step + 1 - progress.skipped
+            if applied_steps == DUE_AFTER_STEPS:
+                require_gradients(progress.without_gradient, applied_steps)
+        return outcome
+
+    def _count(self, plan: StepPlan, nll: float, outcome: StepOutcome) -> None:
+        progress = self.state.progress
+        progress.step += 1
+        progress.step_in_epoch += 1
+        progress.tokens += plan.tokens
+        if outcome.applied:
+            progress.skipped_in_a_row = 0
+            progress.epoch_nll += nll
+            progress.epoch_targets += plan.targets
+            progress.grad_norm = outcome.grad_norm
+        else:
+            progress.skipped += 1
+            progress.skipped_in_a_row += 1
+
+    def _metrics(self, loss: float, rate: float, outcome: StepOutcome) -> StepMetrics:
+        progress = self.state.progress
+        seconds, tokens = self._clock.elapsed() - self._measured_from[0], progress.tokens - self._measured_from[1]
+        speed = tokens / seconds if seconds > 0 else 0.0
+        return StepMetrics(
+            step=progress.step,
+            total_steps=self._total_steps,
+            epoch=progress.epoch + 1,
+            loss=loss if math.isfinite(loss) else None,
+            grad_norm=outcome.grad_norm if math.isfinite(outcome.grad_norm) else None,
+            learning_rate=rate,
+            clamped=outcome.clamped,
+            skipped=not outcome.applied,
+            tokens=progress.tokens,
+            tokens_per_second=speed,
+            eta_seconds=(self._total_tokens - progress.tokens) / speed if speed else 0.0,
+        )
+
+    def _end_epoch(self) -> EpochDone:
+        progress = self.state.progress
+        loss = progress.epoch_nll / progress.epoch_targets
+        progress.losses = [*progress.losses, loss]
+        progress.epoch += 1
+        progress.step_in_epoch, progress.epoch_nll, progress.epoch_targets = 0, 0.0, 0
+        return EpochDone(progress.epoch, loss, progress.step, self._bank.weights(self._slot))
+
+    def _evaluate(self) -> Generator[None, None, float]:
+        """Return the perplexity of the gate's data under the weights in the slot."""
+        nll, tokens = 0.0, 0
+        pairs = [(w.token_ids, w.loss_mask) for w in self._data.judge]
+        for window_nll, window_tokens in sequence_nll(self._model, pairs, self._slot, self._slice_tokens):
+            nll, tokens = nll + window_nll, tokens + window_tokens
+            yield None
+        return perplexity(nll, tokens)
+
+    def _judge(self) -> Iterator[RunEvent | None]:
+        before, after, reason = self.state.progress.perplexity_before, None, None
+        if before is not None:
+            after = yield from self._evaluate()
+            if self._config.rollback.enabled:
+                reason = regression(before, after, self._config.rollback.tolerance, self._data.source)
+        yield self._finish(after, reason)
+
+    def _diverged(self) -> Finished:
+        progress = self.state.progress
+        reason = (
+            f"training diverged: the loss or its gradient was not finite at {progress.skipped_in_a_row} "
+            f"optimizer step{'s' if progress.skipped_in_a_row > 1 else ''} in a row, up to step {progress.step}"
+        )
+        if not self._config.rollback.enabled:
+            raise TrainingError("diverged", reason)
+        return self._finish(None, reason)
+
+    def _finish(self, after: float | None, reason: str | None) -> Finished:
+        progress = self.state.progress
+        result = TrainingResult(
+            losses=progress.losses,
+            grad_norm=progress.grad_norm,
+            perplexity_before=progress.perplexity_before,
+            perplexity_after=after if after is not None and math.isfinite(after) else None,
+            gate_data=self._data.source,
+            rolled_back=reason is not None,
+            rollback_reason=reason,
+            steps=progress.step,
+            trained_tokens=progress.tokens,
+            duration_ms=round(self._clock.elapsed() * 1000),
+        )
+        if reason is not None:
+            self._start_over()
+            return Finished(result, None)
+        return Finished(result, self._bank.weights(self._slot))
