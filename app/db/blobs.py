@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import BinaryIO
 
 from sqlalchemy import delete, exists, insert, or_, select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from app.core.ids import new_id
+from app.db import dialects
 from app.db.tables import Base, Blob, BlobChunk
 
 CHUNK_BYTES = 1024 * 1024
@@ -100,9 +100,11 @@ def _chunks(stream: BinaryIO) -> Iterator[bytes]:
 
 
 def _insert_new(session: Session, blob: Blob) -> bool:
-    dialect = postgresql if session.get_bind().dialect.name == "postgresql" else sqlite
     row = {"id": blob.id, "tenant_id": blob.tenant_id, "sha256": blob.sha256, "bytes": blob.bytes}
-    return session.scalar(dialect.insert(Blob).values(row).on_conflict_do_nothing().returning(Blob.id)) is not None
+    return (
+        session.scalar(dialects.insert(session, Blob).values(row).on_conflict_do_nothing().returning(Blob.id))
+        is not None
+    )
 
 
 def _find_and_hold(session: Session, tenant_id: str, sha256: str) -> Blob | None:

@@ -5,6 +5,8 @@ SQLite serialises writers: a write begins with BEGIN IMMEDIATE, so it waits its 
 """
 
 import hashlib
+import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -60,13 +62,20 @@ def make_engine(url: str) -> Engine:
     parsed = make_url(url)
     if parsed.get_backend_name() == "sqlite":
         engine = create_engine(
-            parsed, connect_args={"timeout": LOCK_WAIT_SECONDS}, pool_size=10, max_overflow=40, pool_timeout=60
+            parsed,
+            connect_args={"timeout": LOCK_WAIT_SECONDS},
+            json_serializer=dump_json,
+            pool_size=10,
+            max_overflow=40,
+            pool_timeout=60,
         )
         event.listen(engine, "connect", _prepare_sqlite)
         event.listen(engine, "begin", _begin_sqlite)
         return engine
     if parsed.get_backend_name() == "postgresql":
-        return create_engine(parsed, pool_pre_ping=True, pool_size=10, max_overflow=20, pool_timeout=60)
+        return create_engine(
+            parsed, json_serializer=dump_json, pool_pre_ping=True, pool_size=10, max_overflow=20, pool_timeout=60
+        )
     raise ValueError(f"unsupported database {parsed.get_backend_name()!r}: expected sqlite or postgresql")
 
 
@@ -75,6 +84,21 @@ def lock_name(session: Session, *parts: str) -> None:
     if session.get_bind().dialect.name == "postgresql":
         digest = hashlib.sha256("\0".join(parts).encode()).digest()
         session.execute(select(func.pg_advisory_xact_lock(int.from_bytes(digest[:8], signed=True))))
+
+
+def dump_json(value: object) -> str:
+    """Return JSON for a column. A number that is not finite becomes null: JSON, and so PostgreSQL, has no NaN."""
+    return json.dumps(_finite(value), allow_nan=False)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:

@@ -1,0 +1,103 @@
+"""Claiming: which job a worker gets next. Tenants take turns; within a tenant the oldest job comes first."""
+
+from sqlalchemy import Select, and_, case, func, or_, select, update
+from sqlalchemy.orm import Session
+
+from app.contracts.training import JobConfig, JobKind
+from app.db.queue.lease import ClaimedJob, Lease
+from app.db.queue.snapshots import drop_snapshots
+from app.db.repositories.jobs import NewEvent, add_event
+from app.db.session import Database, lock_name
+from app.db.tables import Job, Tenant, db_now
+
+TURN = 1e-6
+"""Seconds: two claims within the clock's resolution still differ by this much."""
+
+
+def claim(
+    db: Database, *, worker_id: str, base_model: str, lease_seconds: float, max_attempts: int
+) -> ClaimedJob | None:
+    """Take the next job of `base_model`: a queued one, or one whose worker let its lease expire. None when idle.
+
+    Jobs met on the way that used up their attempts are failed, and those that were to be cancelled are.
+    """
+    with db.write() as session:
+        lock_name(session, "claim", base_model)
+        while (job := session.scalar(next_job(base_model))) is not None:
+            if job.status == "running" and job.cancel_requested:
+                _end(session, job, "cancelled", NewEvent("Job cancelled"))
+            elif job.status == "running" and job.attempts >= max_attempts:
+                _give_up(session, job)
+            else:
+                return _take(session, job, worker_id, lease_seconds)
+    return None
+
+
+def next_job(base_model: str) -> Select[Job]:
+    """Return the query for the job to claim next; it locks the row and skips rows that others have locked."""
+    lost = and_(Job.status == "running", Job.lease_expires_at < db_now())
+    return (
+        select(Job)
+        .join(Tenant, Tenant.id == Job.tenant_id)
+        .where(Job.base_model == base_model, or_(Job.status == "queued", lost))
+        .order_by(Tenant.last_claimed_at, Job.id)
+        .limit(1)
+        .with_for_update(of=Job, skip_locked=True, key_share=True)
+    )
+
+
+def _take(session: Session, job: Job, worker_id: str, lease_seconds: float) -> ClaimedJob:
+    add_event(session, job.tenant_id, job.id, _started(job))
+    attempts, token = session.execute(
+        update(Job)
+        .where(Job.id == job.id)
+        .values(
+            status="running",
+            attempts=Job.attempts + 1,
+            lease_token=Job.lease_token + 1,
+            lease_owner=worker_id,
+            lease_expires_at=db_now() + lease_seconds,
+            started_at=func.coalesce(Job.started_at, db_now()),
+        )
+        .returning(Job.attempts, Job.lease_token)
+        .execution_options(synchronize_session=False)
+    ).one()
+    _end_turn(session, job.tenant_id)
+    kind: JobKind = "fine_tune" if job.kind == "fine_tune" else "adapt"
+    return ClaimedJob(
+        lease=Lease(job_id=job.id, tenant_id=job.tenant_id, token=token, worker_id=worker_id),
+        kind=kind,
+        base_model=job.base_model,
+        config=JobConfig.model_validate(job.config),
+        adapter_name=job.adapter_name,
+        parent_version_id=job.parent_version_id,
+        training_blob_id=job.training_blob_id,
+        validation_blob_id=job.validation_blob_id,
+        attempts=attempts,
+    )
+
+
+def _end_turn(session: Session, tenant_id: str) -> None:
+    last = select(func.max(Tenant.last_claimed_at)).scalar_subquery()
+    turn = case((db_now() > last, db_now()), else_=last + TURN)
+    session.execute(update(Tenant).where(Tenant.id == tenant_id).values(last_claimed_at=turn))
+
+
+def _started(job: Job) -> NewEvent:
+    if job.status == "running":
+        return NewEvent(f"Its worker stopped responding: taken over, attempt {job.attempts + 1}", level="warn")
+    return NewEvent("Job started" if job.started_at is None else "Job resumed")
+
+
+def _give_up(session: Session, job: Job) -> None:
+    message = f"the worker stopped responding in each of {job.attempts} attempts; the job was given up"
+    job.error = {"code": "worker_lost", "message": message, "param": None}
+    _end(session, job, "failed", NewEvent(f"Job failed: {message}", level="error"))
+
+
+def _end(session: Session, job: Job, status: str, event: NewEvent) -> None:
+    job.status, job.lease_owner, job.lease_expires_at = status, None, None
+    job.finished_at = session.scalar(select(db_now()))
+    session.flush()
+    add_event(session, job.tenant_id, job.id, event)
+    drop_snapshots(session, job.tenant_id, job.id)

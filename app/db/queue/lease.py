@@ -1,0 +1,68 @@
+"""The lease and its fence: the one conditional UPDATE that every write of a worker begins with."""
+
+from dataclasses import dataclass
+
+from sqlalchemy import update
+from sqlalchemy.orm import Session
+
+from app.contracts.training import JobConfig, JobKind
+from app.db.session import Database
+from app.db.tables import Job, db_now
+
+
+class StaleLeaseError(Exception):
+    """The job has ended or another worker holds it: drop the work, write nothing, delete nothing."""
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A worker's right to a job while `token` is the job's newest."""
+
+    job_id: str
+    tenant_id: str
+    token: int
+    worker_id: str
+
+
+@dataclass(frozen=True)
+class ClaimedJob:
+    """What a worker needs to run a job. `attempts` counts this claim too."""
+
+    lease: Lease
+    kind: JobKind
+    base_model: str
+    config: JobConfig
+    adapter_name: str
+    parent_version_id: str | None
+    training_blob_id: str
+    validation_blob_id: str | None
+    attempts: int
+
+
+def fence(session: Session, lease: Lease, **changes: object) -> bool:
+    """Apply `changes` to the job if the lease still holds and say whether cancelling was asked for.
+
+    Must come first in its transaction: the row stays locked, so nobody can claim the job before the commit.
+    Raises StaleLeaseError when fenced out.
+    """
+    cancel_requested = session.scalar(
+        update(Job)
+        .where(
+            Job.id == lease.job_id,
+            Job.tenant_id == lease.tenant_id,
+            Job.lease_token == lease.token,
+            Job.status == "running",
+        )
+        .values(**{"lease_owner": lease.worker_id, **changes})
+        .returning(Job.cancel_requested)
+        .execution_options(synchronize_session=False)
+    )
+    if cancel_requested is None:
+        raise StaleLeaseError(f"job {lease.job_id}: lease {lease.token} of worker {lease.worker_id} is no longer valid")
+    return cancel_requested
+
+
+def heartbeat(db: Database, lease: Lease, lease_seconds: float) -> bool:
+    """Extend the lease to `lease_seconds` from now; True when the worker should cancel. Raises StaleLeaseError."""
+    with db.write() as session:
+        return fence(session, lease, lease_expires_at=db_now() + lease_seconds)

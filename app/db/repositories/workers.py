@@ -1,0 +1,27 @@
+"""Workers as they announce themselves. They serve every tenant, so no function takes one."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from app.db import dialects
+from app.db.tables import WorkerRow, db_now
+
+
+def register(session: Session, *, worker_id: str, base_model: str, device: str) -> None:
+    """Note that a worker for a registered base model has started."""
+    values = {"base_model": base_model, "device": device, "started_at": db_now(), "heartbeat_at": db_now()}
+    statement = dialects.insert(session, WorkerRow).values(id=worker_id, **values)
+    session.execute(statement.on_conflict_do_update(index_elements=[WorkerRow.id], set_=values))
+
+
+def heartbeat(session: Session, worker_id: str) -> None:
+    """Note that the worker lives, by the database's clock."""
+    session.execute(update(WorkerRow).where(WorkerRow.id == worker_id).values(heartbeat_at=db_now()))
+
+
+def alive(session: Session, within_seconds: float) -> Sequence[WorkerRow]:
+    """Return the workers whose last heartbeat is at most `within_seconds` old."""
+    recent = WorkerRow.heartbeat_at >= db_now() - within_seconds
+    return session.scalars(select(WorkerRow).where(recent).order_by(WorkerRow.id)).all()
