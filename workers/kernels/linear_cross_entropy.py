@@ -72,5 +72,5 @@ def linear_cross_entropy(
     """
     if len(targets_T) == 0:
         return hidden_TD.sum(-1).to(torch.promote_types(hidden_TD.dtype, torch.float32))
-    result: Tensor = _LinearCrossEntropy.apply(hidden_TD, weight_VD, packed, targets_T)
+    result: Tensor = _LinearCrossEntropy.apply(hidden_TD, weight_VD, packed, targets_T)  # type: ignore[no-untyped-call]
     return result

@@ -80,7 +80,7 @@ def frozen_linear(x_TK: Tensor, weight_NK: Tensor, packed: Tensor | None) -> Ten
     if packed is None:
         return linear(x_TK, weight_NK)
     if torch.is_grad_enabled() and x_TK.requires_grad:
-        result: Tensor = _FrozenLinear.apply(x_TK, weight_NK, packed)
+        result: Tensor = _FrozenLinear.apply(x_TK, weight_NK, packed)  # type: ignore[no-untyped-call]
         return result
     return packed_linear(x_TK, packed)
 
@@ -90,6 +90,6 @@ def lora_linear(
 ) -> Tensor:
     """Return x Wᵀ + mask(x Aᵀ) Bᵀ [T, N]. `b_NR` carries the scale; `foreign_TR` marks what a row must not see."""
     if torch.is_grad_enabled() and any(t.requires_grad for t in (x_TK, weight_NK, a_RK, b_NR)):
-        result: Tensor = _LoRALinear.apply(x_TK, weight_NK, packed, a_RK, b_NR, foreign_TR)
+        result: Tensor = _LoRALinear.apply(x_TK, weight_NK, packed, a_RK, b_NR, foreign_TR)  # type: ignore[no-untyped-call]
         return result
     return _product(x_TK, weight_NK, packed).addmm_(low_rank_rows(x_TK, a_RK, foreign_TR), b_NR.T)

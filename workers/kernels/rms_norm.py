@@ -43,7 +43,7 @@ class _RMSNorm(Function):
 def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """Return x / sqrt(mean(x²) + eps) · weight, in the dtype of x."""
     if torch.is_grad_enabled() and (x_TD.requires_grad or weight_D.requires_grad):
-        result: Tensor = _RMSNorm.apply(x_TD, weight_D, eps)
+        result: Tensor = _RMSNorm.apply(x_TD, weight_D, eps)  # type: ignore[no-untyped-call]
         return result
     wide_TD = x_TD.to(_statistics_dtype(x_TD))
     rstd_T1 = torch.rsqrt(wide_TD.square().mean(-1, keepdim=True) + eps)

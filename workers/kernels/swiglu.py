@@ -35,7 +35,7 @@ class _SwiGLU(Function):
 def swiglu(gate_up_T2F: Tensor) -> Tensor:
     """Return silu(gate) · up [T, F] of gate|up [T, 2F]."""
     if torch.is_grad_enabled() and gate_up_T2F.requires_grad:
-        result: Tensor = _SwiGLU.apply(gate_up_T2F)
+        result: Tensor = _SwiGLU.apply(gate_up_T2F)  # type: ignore[no-untyped-call]
         return result
     gate_TF, up_TF = gate_up_T2F.chunk(2, dim=-1)
     return silu(gate_TF).mul_(up_TF)

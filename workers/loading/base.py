@@ -1,0 +1,100 @@
+"""Loads a base model by its source and describes it for the service. Knows sources, devices and dtypes.
+
+Sources: `gguf:PATH`, `gguf:package/NAME` (the one .gguf inside an installed package), `hf:DIRECTORY`.
+"""
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from app.contracts.base_models import BaseModelInfo, ModuleShape
+from workers.loading.checkpoint import Checkpoint, LoadingError, copy_weights
+from workers.loading.gguf import read_gguf
+from workers.loading.hf import read_hf
+from workers.models.language_model import LanguageModel
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+_CPU_FLAGS = Path("/proc/cpuinfo")
+
+
+@dataclass(frozen=True)
+class LoadedBase:
+    """The frozen model and what the service needs to know of it."""
+
+    model: LanguageModel
+    info: BaseModelInfo
+
+
+def _packaged_gguf(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise LoadingError(f"package {package} is not installed")
+    found = [path for place in spec.submodule_search_locations for path in sorted(Path(place).rglob("*.gguf"))]
+    if len(found) != 1:
+        raise LoadingError(f"package {package} holds {len(found)} .gguf files, expected one")
+    return found[0]
+
+
+def _read(source: str) -> Checkpoint:
+    kind, _, place = source.partition(":")
+    if kind == "gguf" and place:
+        package = place.removeprefix("package/")
+        return read_gguf(Path(place) if package == place else _packaged_gguf(package))
+    if kind == "hf" and place:
+        return read_hf(Path(place))
+    raise LoadingError(f"source {source!r} is neither gguf:PATH, gguf:package/NAME nor hf:DIRECTORY")
+
+
+def resolve_device(device: str) -> torch.device:
+    """Return the device; `auto` is CUDA where there is one, else the CPU."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(device)
+
+
+def resolve_dtype(dtype: str, device: torch.device) -> torch.dtype:
+    """Return the dtype; `auto` is bfloat16 where the device multiplies it natively, else float32."""
+    if dtype != "auto":
+        if dtype not in _DTYPES:
+            raise LoadingError(f"dtype {dtype!r} is none of auto, {', '.join(_DTYPES)}")
+        return _DTYPES[dtype]
+    if device.type == "cuda":
+        return torch.bfloat16
+    flags = set(_CPU_FLAGS.read_text().split()) if _CPU_FLAGS.exists() else set()
+    return torch.bfloat16 if flags & {"avx512_bf16", "amx_bf16"} else torch.float32
+
+
+def _describe(model: LanguageModel, checkpoint: Checkpoint, model_id: str, quantization: str) -> BaseModelInfo:
+    modules = {
+        name: ModuleShape(out_features=module.out_features, in_features=module.in_features)
+        for name, module in model.linears().items()
+    }
+    return BaseModelInfo(
+        id=model_id,
+        architecture="llama",
+        parameters=sum(weight.numel() for weight in model.weights().values()),
+        context_length=model.config.context_length,
+        vocab_size=model.config.vocab_size,
+        dtype=str(model.dtype).removeprefix("torch."),
+        quantization=quantization,
+        modules=modules,
+        default_targets=sorted({name.rpartition(".")[2] for name in modules}),
+        tokenizer_json=checkpoint.tokenizer_json,
+        chat_template=checkpoint.chat_template,
+        bos_token_id=checkpoint.bos_token_id,
+        eos_token_ids=checkpoint.eos_token_ids,
+    )
+
+
+def load_base_model(source: str, *, model_id: str, device: str, dtype: str, quantization: str) -> LoadedBase:
+    """Load and freeze a base model. Raises LoadingError naming the file, field or tensor at fault."""
+    if quantization != "none":
+        raise LoadingError(f"quantization {quantization!r} is not supported, only none")
+    place = resolve_device(device)
+    checkpoint = _read(source)
+    model = LanguageModel(checkpoint.config, place, resolve_dtype(dtype, place))
+    copy_weights(model, checkpoint.tensors)
+    model.freeze()
+    return LoadedBase(model, _describe(model, checkpoint, model_id, quantization))
