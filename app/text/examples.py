@@ -113,6 +113,10 @@ def parse_example(line: bytes | str) -> Example:
         raise ExampleError([("", f"not JSON: {error}")]) from error
     if not isinstance(value, dict):
         raise ExampleError([("", f"expected a JSON object, got {type(value).__name__}")])
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise ExampleError([("", "contains a lone surrogate, which is not text")]) from error
     form = next((_FORMS[key] for key in _FORMS if key in value), None)
     if form is None:
         raise ExampleError([("", "expected a field messages, text, or prompt and completion")])
@@ -122,10 +126,6 @@ def parse_example(line: bytes | str) -> Example:
         raise ExampleError(
             [(_field_path(e["loc"]), e["msg"].removeprefix("Value error, ")) for e in error.errors()]
         ) from error
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise ExampleError([("", "contains a lone surrogate, which is not text")]) from error
     return example
 
 
