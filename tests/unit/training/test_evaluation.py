@@ -5,41 +5,46 @@ import math
 import pytest
 
 from app.text.tokenize import TokenizedExample
+from workers.training.dataset import Dataset, Window, build_dataset, flatten
 from workers.training.evaluation import perplexity, regression, split_for_gate
 
 
-def _examples(n: int) -> list[TokenizedExample]:
-    return [TokenizedExample([i, i + 1], [0, 1]) for i in range(n)]
+def _examples(n: int) -> Dataset:
+    return build_dataset([TokenizedExample([i, i + 1, i + 2], [0, 1, 1]) for i in range(n)], 2)
+
+
+def _firsts(windows: tuple[Window, ...]) -> list[int]:
+    return sorted(w.token_ids[0] for w in windows)
 
 
 @pytest.mark.parametrize(("n", "held"), [(10, 1), (19, 1), (40, 4), (1000, 32)])
 def test_a_tenth_is_held_out_of_ten_or_more(n: int, held: int) -> None:
-    split = split_for_gate(_examples(n), None, seed=5)
+    data = _examples(n)
+    split = split_for_gate(data, None, seed=5, carve=True)
     assert split.source == "held_out"
     assert len(split.judge) == held
-    assert sorted(e.token_ids[0] for e in split.train + split.judge) == list(range(n))
-    assert split_for_gate(_examples(n), None, seed=5) == split
-    assert split_for_gate(_examples(n), None, seed=6) != split
+    assert _firsts(split.train + split.judge) == list(range(n))
+    assert split_for_gate(data, None, seed=5, carve=True) == split
+    assert split_for_gate(data, None, seed=6, carve=True) != split
 
 
 def test_fewer_than_ten_are_judged_on_the_training_text_itself() -> None:
-    split = split_for_gate(_examples(9), [], seed=5)
+    split = split_for_gate(_examples(9), _examples(0), seed=5, carve=True)
     assert split.source == "training_text"
-    assert split.judge == split.train == _examples(9)
+    assert split.judge == split.train == flatten(_examples(9).examples)
+
+
+def test_nothing_is_carved_where_nothing_will_be_judged() -> None:
+    split = split_for_gate(_examples(40), None, seed=5, carve=False)
+    assert split.source == "training_text"
+    assert _firsts(split.train) == list(range(40))
 
 
 def test_validation_examples_come_first_and_leave_training_whole() -> None:
-    split = split_for_gate(_examples(20), _examples(3), seed=5)
+    split = split_for_gate(_examples(20), _examples(3), seed=5, carve=True)
     assert split.source == "validation_file"
-    assert split.judge == _examples(3)
-    assert split.train == _examples(20)
-
-
-def test_examples_without_counted_positions_are_on_neither_side() -> None:
-    nothing = [TokenizedExample([7, 8], [0, 0])] * 5
-    split = split_for_gate(nothing + _examples(9), nothing, seed=5)
-    assert split.source == "training_text"
-    assert split.judge == _examples(9)
+    assert _firsts(split.judge) == [0, 1, 2]
+    assert _firsts(split.train) == list(range(20))
 
 
 def test_the_verdict_allows_up_to_the_tolerance() -> None:

@@ -1,0 +1,110 @@
+"""A tiny Llama with random weights, a few invented sequences, and a configuration to train it with."""
+
+import torch
+
+from app.contracts.base_models import ModuleShape
+from app.contracts.training import JobConfig
+from app.text.tokenize import TokenizedExample
+from workers.lora.adapter import AdapterWeights, init_adapter
+from workers.lora.bank import AdapterBank
+from workers.models.config import ModelConfig
+from workers.models.language_model import LanguageModel
+from workers.training.trainer import TrainingRun
+
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+VOCAB = 40
+
+
+def model_of(dtype: torch.dtype = torch.float32) -> LanguageModel:
+    """Return the same model every time."""
+    config = ModelConfig(
+        vocab_size=VOCAB,
+        hidden_size=16,
+        intermediate_size=24,
+        layers=2,
+        heads=4,
+        kv_heads=2,
+        head_dim=8,
+        context_length=64,
+        rope_theta=10000.0,
+        norm_eps=1e-5,
+        tied_head=True,
+    )
+    model = LanguageModel(config, torch.device("cpu"), dtype)
+    generator = torch.Generator().manual_seed(11)
+    for name, weight in model.weights().items():
+        if name.endswith("norm.weight"):
+            weight.fill_(1.0)
+        else:
+            weight.copy_(torch.randn(weight.shape, generator=generator) * (0.5 if "embed" in name else 0.25))
+    model.freeze()
+    return model
+
+
+def examples_of(count: int, *, length: int = 9, seed: int = 0) -> list[TokenizedExample]:
+    """Return sequences that count upwards from a random token, some long, with the first tokens not counted."""
+    generator = torch.Generator().manual_seed(seed)
+    examples = []
+    for i in range(count):
+        n = length + i % 5
+        first = int(torch.randint(0, VOCAB, (1,), generator=generator))
+        ids = [(first + t) % VOCAB for t in range(n)]
+        examples.append(TokenizedExample(ids, [0, 0, *[1] * (n - 2)]))
+    return examples
+
+
+def config_of(**changes: object) -> JobConfig:
+    """Return a configuration; `changes` replace fields of whichever section has them."""
+    sections: dict[str, dict[str, object]] = {
+        "lora": {"rank": 4, "alpha": 8.0, "targets": TARGETS, "seed": 5},
+        "trust_region": {"max_delta": 0.0},
+        "rollback": {"enabled": True, "tolerance": 1.25},
+        "training": {
+            "epochs": 2,
+            "batch_size": 3,
+            "learning_rate": 0.01,
+            "seq_len": 32,
+            "max_grad_norm": 1.0,
+            "weight_decay": 0.01,
+            "beta1": 0.9,
+            "beta2": 0.95,
+            "eps": 1e-8,
+            "gradient_accumulation": 1,
+            "warmup_steps": 1,
+        },
+    }
+    top: dict[str, object] = {"mode": "lora", "seed": 7}
+    for key, value in changes.items():
+        section = next((s for s in sections.values() if key in s and key != "seed"), top)
+        section[key] = value
+    return JobConfig.model_validate(top | sections)
+
+
+def start_of(model: LanguageModel, config: JobConfig) -> AdapterWeights:
+    """Return a fresh adapter for the model."""
+    shapes = {
+        name: ModuleShape(out_features=linear.out_features, in_features=linear.in_features)
+        for name, linear in model.linears().items()
+    }
+    return init_adapter(shapes, config.lora)
+
+
+def run_of(
+    config: JobConfig,
+    train: list[TokenizedExample],
+    validation: list[TokenizedExample] | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    start: AdapterWeights | None = None,
+) -> tuple[TrainingRun, LanguageModel, AdapterBank]:
+    """Return a run in slot 0 of a fresh model and bank."""
+    model = model_of(dtype)
+    bank = AdapterBank(model)
+    return TrainingRun(model, bank, 0, config, start or start_of(model, config), train, validation), model, bank
+
+
+def same_adapter(a: AdapterWeights, b: AdapterWeights) -> bool:
+    """Return whether two adapters are bit-identical."""
+    return a.tensors.keys() == b.tensors.keys() and all(
+        torch.equal(x, y) for name in a.tensors for x, y in zip(a.tensors[name], b.tensors[name], strict=True)
+    )
