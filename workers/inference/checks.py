@@ -1,4 +1,4 @@
-"""What makes a request impossible on this model. The service checks this too; here it protects the batch's neighbours."""
+"""What makes a request impossible on this model. The service checks too; here it protects the neighbours in a batch."""
 
 from app.contracts.base_models import BaseModelInfo
 from app.contracts.inference import ErrorEvent, GenerateRequest, InferenceRequest

@@ -5,7 +5,7 @@ Knows sampling, detokenising and stop strings; knows nothing of batches or slots
 
 from torch import Tensor
 
-from app.contracts.inference import FinishEvent, InferenceEvent, TextEvent
+from app.contracts.inference import FinishEvent, InferenceEvent, TextEvent, TokenLogprob
 from app.text.tokenizer import IncrementalDecoder, TextTokenizer
 from workers.inference.logprobs import token_logprobs
 from workers.inference.sampler import choice_generator, next_token
@@ -39,20 +39,18 @@ def extend(
     choice.counts[token] += 1
     generation.completion_tokens += 1
     if token in tokenizer.eos_token_ids:
-        return _ended(choice, choice.stops.flush(), "stop")
-    text, stopped = choice.stops.push(choice.decoder.push(token))
-    at_limit = choice.generated >= sampling.max_tokens
-    if at_limit and not stopped:
+        text, stopped, logprobs = choice.stops.flush(), True, []
+    else:
+        text, stopped = choice.stops.push(choice.decoder.push(token))
+        logprobs = _logprobs(logits_V, token, sampling.logprobs, tokenizer)
+    ended = stopped or choice.generated >= sampling.max_tokens
+    if ended and not stopped:
         text += choice.stops.flush()
-    logprobs = (
-        [] if sampling.logprobs is None else token_logprobs(logits_V[None], [token], sampling.logprobs, tokenizer)
-    )
     events: list[InferenceEvent] = [TextEvent(index=choice.index, text=text, logprobs=logprobs)]
-    if stopped or at_limit:
+    if ended:
         events.append(FinishEvent(index=choice.index, reason="stop" if stopped else "length"))
-    return events, stopped or at_limit
+    return events, ended
 
 
-def _ended(choice: Choice, text: str, reason: str) -> tuple[list[InferenceEvent], bool]:
-    finish = FinishEvent(index=choice.index, reason="stop" if reason == "stop" else "length")
-    return ([TextEvent(index=choice.index, text=text, logprobs=[])] if text else []) + [finish], True
+def _logprobs(logits_V: Tensor, token: int, top: int | None, tokenizer: TextTokenizer) -> list[TokenLogprob]:
+    return [] if top is None else token_logprobs(logits_V[None], [token], top, tokenizer)

@@ -1,7 +1,7 @@
 """Runs inference requests together: admits them, steps them all in one packed pass, and says what came out.
 
-Knows the model, slots and requests; knows nothing of Redis, the database, HTTP or training. One step is bounded (a token
-per choice, one chunk of prompts, one slice of scoring), so that a caller can do other work in between.
+Knows the model, slots and requests; knows nothing of Redis, the database, HTTP or training. One step is bounded (a
+token per choice, one chunk of prompts, one slice of scoring), so that a caller can do other work in between.
 """
 
 from collections import defaultdict

@@ -1,5 +1,7 @@
 """Stop strings are found wherever the text was cut, and never shown."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,7 +28,7 @@ def feed(pieces: list[str], stops: list[str]) -> tuple[str, bool]:
 )
 def test_any_split_shows_the_same_as_one_letter_at_a_time(text: str, stops: list[str], cuts: list[int]) -> None:
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    pieces = [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    pieces = [text[a:b] for a, b in pairwise(edges)]
     shown, stopped = feed(pieces, stops)
     assert (shown, stopped) == feed(list(text), stops)
     assert stopped == any(stop in text for stop in stops)

@@ -1,0 +1,104 @@
+"""A thread that says "I live" for the worker and for its job, whatever the main thread is busy with.
+
+It has database and Redis connections of its own. What it learns (a cancelled job, a lost lease) it writes into the
+LeaseWatch, which the main thread reads between slices; it never touches the work itself.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import redis
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from app.bus import presence
+from app.db import queue
+from app.db.queue import Lease, StaleLeaseError
+from app.db.repositories import workers
+from app.db.session import Database
+
+log = structlog.get_logger()
+PRESENCE_BEATS = 3
+"""A worker counts as gone after missing this many beats."""
+
+
+@dataclass
+class LeaseWatch:
+    """What is known of a lease. Written by the heartbeat thread, read by the main thread."""
+
+    lease: Lease
+    cancel_requested: bool = False
+    lost: bool = False
+
+
+class Heartbeat:
+    """Beats every `seconds` from `start()` to `stop()`."""
+
+    def __init__(
+        self,
+        database: Database,
+        bus: redis.Redis,
+        *,
+        worker_id: str,
+        base_model: str,
+        seconds: float,
+        lease_seconds: float,
+    ) -> None:
+        """`database` and `bus` belong to this thread alone; `stop()` closes them."""
+        self._database, self._bus = database, bus
+        self._worker_id, self._base_model = worker_id, base_model
+        self._seconds, self._lease_seconds = seconds, lease_seconds
+        self._watch: LeaseWatch | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Begin to beat; the first beat is at once."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Say no more, and close the thread's connections."""
+        self._stopping.set()
+        self._thread.join()
+        self._database.dispose()
+        self._bus.close()
+
+    def watch(self, lease: Lease) -> LeaseWatch:
+        """Keep a lease alive until `unwatch()`."""
+        self._watch = LeaseWatch(lease)
+        return self._watch
+
+    def unwatch(self) -> None:
+        """Let the lease be: it is finished, given back or lost."""
+        self._watch = None
+
+    def _run(self) -> None:
+        while True:
+            self._guarded("presence", self._announce)
+            self._guarded("worker row", self._renew_worker)
+            self._guarded("lease", self._renew_lease)
+            if self._stopping.wait(self._seconds):
+                return
+
+    def _guarded(self, what: str, beat: Callable[[], None]) -> None:
+        try:
+            beat()
+        except (SQLAlchemyError, redis.RedisError) as error:
+            log.warning("heartbeat failed", what=what, error=str(error))
+
+    def _announce(self) -> None:
+        presence.announce(self._bus, self._worker_id, self._base_model, PRESENCE_BEATS * self._seconds)
+
+    def _renew_worker(self) -> None:
+        with self._database.write() as session:
+            workers.heartbeat(session, self._worker_id)
+
+    def _renew_lease(self) -> None:
+        watch = self._watch
+        if watch is None or watch.lost:
+            return
+        try:
+            watch.cancel_requested |= queue.heartbeat(self._database, watch.lease, self._lease_seconds)
+        except StaleLeaseError:
+            watch.lost = True

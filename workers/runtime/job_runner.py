@@ -1,0 +1,154 @@
+"""Runs one claimed job in slices: data, training, snapshots, and the one fenced transaction that ends it.
+
+Every function here is a generator: it yields the seconds for which the caller need not come back (0: as soon as you
+like), so that requests are served in between. A lost lease ends everything quietly: another worker has the job.
+"""
+
+import threading
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import structlog
+
+from app.contracts.base_models import BaseModelInfo
+from app.db import queue
+from app.db.blobs import read_blob
+from app.db.queue import ClaimedJob, PublishError, StaleLeaseError
+from app.db.repositories import adapters
+from app.db.session import Database
+from app.text.tokenize import TokenizedExample
+from workers.lora.adapter import AdapterWeights, init_adapter
+from workers.lora.bank import AdapterBank
+from workers.models.language_model import LanguageModel
+from workers.runtime.adapter_loader import read_adapter
+from workers.runtime.fault_points import FaultPoints
+from workers.runtime.heartbeat import LeaseWatch
+from workers.runtime.job_data import tokenized
+from workers.runtime.job_errors import job_error
+from workers.runtime.publish import publish, save_checkpoint
+from workers.runtime.recorder import Recorder
+from workers.runtime.retry import DATABASE_AWAY, Pauses, patiently
+from workers.runtime.snapshots import resume, save_snapshot
+from workers.training.errors import TrainingError
+from workers.training.events import EpochDone, Finished, StepDone
+from workers.training.trainer import TrainingRun
+
+log = structlog.get_logger()
+READ_PATIENCE, FINISH_PATIENCE, GIVE_BACK_PATIENCE = 60.0, 300.0, 5.0
+
+
+@dataclass(frozen=True)
+class JobRoom:
+    """What every job of a worker shares. `slot` is the bank's training slot."""
+
+    database: Database
+    model: LanguageModel
+    bank: AdapterBank
+    slot: int
+    info: BaseModelInfo
+    faults: FaultPoints
+    snapshot_every_steps: int
+    stopping: threading.Event
+
+
+def run_job(room: JobRoom, job: ClaimedJob, watch: LeaseWatch) -> Generator[float, None, None]:
+    """Run the job to its end, to a cancellation, or until the worker stops and gives it back."""
+    recorder = Recorder(room.database, job.lease)
+    try:
+        try:
+            run = yield from _prepare(room, job, recorder)
+            yield from _train(room, job, watch, run, recorder)
+        except (StaleLeaseError, PublishError, *DATABASE_AWAY):
+            raise
+        except Exception as error:
+            recorder.flush()
+            details = job_error(error)
+            yield from patiently(
+                lambda: queue.finish_failed(room.database, job.lease, details), what="fail", patience=FINISH_PATIENCE
+            )
+    except StaleLeaseError:
+        log.info("lease lost, the work is dropped", job=job.lease.job_id)
+    except PublishError as error:
+        log.info("adapter refused, the job has failed", job=job.lease.job_id, code=error.code)
+    except DATABASE_AWAY as error:
+        log.error("database away too long, the job is left to its lease", job=job.lease.job_id, error=str(error))
+    finally:
+        room.bank.clear(room.slot)
+
+
+def _prepare(room: JobRoom, job: ClaimedJob, recorder: Recorder) -> Pauses[TrainingRun]:
+    train = yield from _examples(room, job, job.training_blob_id)
+    validation = None
+    if job.validation_blob_id is not None:
+        validation = yield from _examples(room, job, job.validation_blob_id)
+    start = yield from patiently(lambda: _start_weights(room, job), what="start", patience=READ_PATIENCE)
+    run = TrainingRun(room.model, room.bank, room.slot, job.config, start, train, validation)
+    recorder.note(f"Training started on {len(train)} examples (attempt {job.attempts})")
+    yield from resume(room.database, job.lease, run, recorder)
+    return run
+
+
+def _examples(room: JobRoom, job: ClaimedJob, blob_id: str) -> Pauses[list[TokenizedExample]]:
+    def read() -> bytes:
+        with room.database.read() as session:
+            return read_blob(session, job.lease.tenant_id, blob_id)
+
+    jsonl = yield from patiently(read, what="read data", patience=READ_PATIENCE)
+    return (yield from tokenized(room.info, jsonl))
+
+
+def _start_weights(room: JobRoom, job: ClaimedJob) -> AdapterWeights:
+    if job.parent_version_id is None:
+        return init_adapter(room.info.modules, job.config.lora)
+    tenant_id = job.lease.tenant_id
+    with room.database.read() as session:
+        parent = adapters.get_version_by_id(session, tenant_id, job.parent_version_id)
+        if parent is None:
+            raise TrainingError("parent_missing", f"version {job.parent_version_id} to continue from does not exist")
+        return read_adapter(session, tenant_id, parent.weights_id, parent.config, room.info.modules)
+
+
+def _train(
+    room: JobRoom, job: ClaimedJob, watch: LeaseWatch, run: TrainingRun, recorder: Recorder
+) -> Generator[float, None, None]:
+    at_rest = True
+    """Whether stopping now loses no step of this attempt."""
+    for event in run.slices():
+        if watch.lost:
+            raise StaleLeaseError(f"job {job.lease.job_id}: the heartbeat was refused")
+        if watch.cancel_requested:
+            recorder.flush()
+            yield from patiently(
+                lambda: queue.finish_cancelled(room.database, job.lease), what="cancel", patience=FINISH_PATIENCE
+            )
+            return
+        if isinstance(event, StepDone):
+            at_rest = False
+            recorder.step(event.metrics)
+            room.faults.hit("step.after")
+        if room.stopping.is_set() and (at_rest or isinstance(event, StepDone)):
+            yield from _give_back(room, job, run, recorder, snapshot=not at_rest)
+            return
+        if isinstance(event, StepDone) and event.metrics.step % room.snapshot_every_steps == 0:
+            save_snapshot(room.database, job.lease, run, room.faults)
+        elif isinstance(event, EpochDone):
+            save_checkpoint(room.database, job.lease, room.info.id, event)
+            room.faults.hit("checkpoint.after")
+        elif isinstance(event, Finished):
+            recorder.flush()
+            yield from publish(room.database, job, room.info.id, event, room.faults, patience=FINISH_PATIENCE)
+            return
+        yield 0.0
+
+
+def _give_back(
+    room: JobRoom, job: ClaimedJob, run: TrainingRun, recorder: Recorder, *, snapshot: bool
+) -> Generator[float, None, None]:
+    """Hand the job back uncharged; whoever takes it next goes on from here."""
+    recorder.note("Training paused: the worker is stopping")
+    recorder.flush()
+    if snapshot:
+        save_snapshot(room.database, job.lease, run, room.faults)
+    yield from patiently(
+        lambda: queue.give_back(room.database, job.lease), what="give back", patience=GIVE_BACK_PATIENCE
+    )

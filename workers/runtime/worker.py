@@ -1,0 +1,101 @@
+"""Builds one worker from its parts, announces it, and runs its loop."""
+
+import threading
+
+import redis
+import structlog
+from sqlalchemy.exc import SQLAlchemyError
+
+from app.core.settings import Settings
+from app.db.repositories import base_models, workers
+from app.db.session import Database
+from workers.inference.adapter_cache import AdapterCache
+from workers.inference.engine import Engine
+from workers.loading.base import LoadedBase
+from workers.lora.bank import AdapterBank
+from workers.runtime.adapter_loader import AdapterLoader
+from workers.runtime.fault_points import FaultPoints
+from workers.runtime.heartbeat import Heartbeat
+from workers.runtime.inference_desk import InferenceDesk
+from workers.runtime.job_desk import JobDesk
+from workers.runtime.job_runner import JobRoom
+from workers.runtime.loop import run_loop
+from workers.runtime.retry import patiently
+
+log = structlog.get_logger()
+START_PATIENCE = 60.0
+DRAIN_SECONDS = 25.0
+
+
+class WorkerStartError(Exception):
+    """The worker could not announce itself in the database."""
+
+
+def run_worker(
+    base: LoadedBase,
+    settings: Settings,
+    *,
+    worker_id: str,
+    database: Database,
+    heartbeat_database: Database,
+    bus: redis.Redis,
+    heartbeat_bus: redis.Redis,
+    faults: FaultPoints,
+    stopping: threading.Event,
+) -> None:
+    """Serve and train until `stopping`. Raises WorkerStartError when the database cannot be used."""
+    device = str(base.model.device)
+    _register(database, base, worker_id, device, stopping)
+    bank = AdapterBank(base.model)
+    serving, training_slot = range(settings.adapter_slots), settings.adapter_slots
+    adapters = AdapterCache(serving, AdapterLoader(database, bank, base.info.modules).load)
+    engine = Engine(base.model, base.info, adapters, max_sequences=settings.max_batch_sequences)
+    heartbeat = Heartbeat(
+        heartbeat_database,
+        heartbeat_bus,
+        worker_id=worker_id,
+        base_model=base.info.id,
+        seconds=settings.heartbeat_seconds,
+        lease_seconds=settings.lease_seconds,
+    )
+    room = JobRoom(
+        database, base.model, bank, training_slot, base.info, faults, settings.snapshot_every_steps, stopping
+    )
+    jobs = JobDesk(
+        room,
+        heartbeat,
+        bus,
+        worker_id=worker_id,
+        lease_seconds=settings.lease_seconds,
+        max_attempts=settings.max_attempts,
+        poll_seconds=settings.poll_seconds,
+    )
+    heartbeat.start()
+    log.info("worker ready", worker=worker_id, base_model=base.info.id, device=device, dtype=base.info.dtype)
+    try:
+        run_loop(
+            InferenceDesk(engine, bus, base.info.id),
+            jobs,
+            stopping,
+            poll_seconds=settings.poll_seconds,
+            drain_seconds=DRAIN_SECONDS,
+        )
+    finally:
+        heartbeat.stop()
+        database.dispose()
+        bus.close()
+    log.info("worker stopped", worker=worker_id)
+
+
+def _register(database: Database, base: LoadedBase, worker_id: str, device: str, stopping: threading.Event) -> None:
+    def register() -> None:
+        with database.write() as session:
+            base_models.upsert(session, base.info)
+            workers.register(session, worker_id=worker_id, base_model=base.info.id, device=device)
+
+    try:
+        for pause in patiently(register, what="register", patience=START_PATIENCE):
+            if stopping.wait(pause):
+                raise WorkerStartError("stopped before the database could be used")
+    except SQLAlchemyError as error:
+        raise WorkerStartError(f"the database cannot be used (is it migrated?): {error}") from error
