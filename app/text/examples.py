@@ -38,6 +38,8 @@ class ChatExample(_Strict):
 
     @model_validator(mode="after")
     def _has_something_to_learn(self) -> "ChatExample":
+        if self.messages[0].role == "assistant":
+            raise ValueError("the first turn must be a system or user turn, for the assistant to answer")
         turns = [m for m in self.messages if m.role == "assistant"]
         if not turns:
             raise ValueError("expected at least one assistant turn")

@@ -55,7 +55,12 @@ def test_reads_the_three_forms() -> None:
             "expected at least one assistant turn",
         ),
         (
-            b'{"messages": [{"role": "assistant", "content": "hi", "weight": 0}]}',
+            b'{"messages": [{"role": "assistant", "content": "hi"}]}',
+            "",
+            "the first turn must be a system or user turn, for the assistant to answer",
+        ),
+        (
+            b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "hi", "weight": 0}]}',
             "",
             "every assistant turn has weight 0, so nothing would be learnt",
         ),
