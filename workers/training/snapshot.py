@@ -32,7 +32,8 @@ class Snapshot:
     manifest: dict[str, object]
 
 
-def _manifest_sha256(manifest: Mapping[str, object]) -> str:
+def manifest_sha256(manifest: Mapping[str, object]) -> str:
+    """Return the digest of a manifest, its own digest left out."""
     body = {key: value for key, value in manifest.items() if key != "manifest_sha256"}
     return hashlib.sha256(json.dumps(body, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
@@ -50,7 +51,7 @@ def encode(state: RunState, run_id: str) -> Snapshot:
         "tensors_sha256": hashlib.sha256(data).hexdigest(),
         "progress": state.progress.model_dump(),
     }
-    manifest["manifest_sha256"] = _manifest_sha256(manifest)
+    manifest["manifest_sha256"] = manifest_sha256(manifest)
     return Snapshot(state.progress.step, data, manifest)
 
 
@@ -59,7 +60,7 @@ def _check_manifest(snapshot: Snapshot, run_id: str) -> Progress:
     if manifest.get("format") != FORMAT or manifest.get("format_version") != FORMAT_VERSION:
         found = f"{manifest.get('format')} version {manifest.get('format_version')}"
         raise SnapshotError(f"snapshot is {found}, expected {FORMAT} version {FORMAT_VERSION}")
-    if manifest.get("manifest_sha256") != _manifest_sha256(manifest):
+    if manifest.get("manifest_sha256") != manifest_sha256(manifest):
         raise SnapshotError("snapshot manifest does not match its SHA-256")
     if manifest.get("tensors_sha256") != hashlib.sha256(snapshot.tensors).hexdigest():
         raise SnapshotError("snapshot tensors do not match their SHA-256")

@@ -1,0 +1,160 @@
+"""What must not be published: regressions and divergence leave everything exactly as it was."""
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+
+from tests.unit.training.tiny import config_of, examples_of, run_of, same_adapter, start_of
+from workers.training.errors import TrainingError
+from workers.training.events import EpochDone, Finished, RunEvent, StepDone
+from workers.training.state import Progress
+from workers.training.trainer import TrainingRun
+
+WILD = {"learning_rate": 30.0, "max_delta": 0.0, "max_grad_norm": 0.0, "warmup_steps": 0}
+
+
+def _finish(run: TrainingRun) -> tuple[list[StepDone], Finished]:
+    events: list[RunEvent] = [e for e in run.slices() if e is not None]
+    assert isinstance(events[-1], Finished)
+    return [e for e in events if isinstance(e, StepDone)], events[-1]
+
+
+def _spoil(run: TrainingRun, *, steps: set[int], how: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Let `how` alter the gradient of one factor at the given optimizer steps (from 1)."""
+    name = "model.layers.1.mlp.down_proj.lora_B"
+
+    def hook(gradient: torch.Tensor) -> torch.Tensor:
+        return how(gradient) if run.state.progress.step + 1 in steps else gradient
+
+    run.state.weights[name].register_hook(hook)
+
+
+def test_a_regression_restores_weights_moments_step_and_random_state_bit_for_bit() -> None:
+    _, trained = _finish(run_of(config_of(epochs=5), examples_of(8))[0])
+    run, _, bank = run_of(config_of(**WILD), examples_of(12), start=trained.adapter)
+    random_state = torch.get_rng_state()
+    start = bank.weights(0)
+    steps, finished = _finish(run)
+    assert len(steps) == 8
+    assert finished.adapter is None
+    result = finished.result
+    assert result.rolled_back
+    assert result.perplexity_before is not None
+    assert result.perplexity_after is not None
+    assert result.perplexity_after > 1.25 * result.perplexity_before
+    assert result.rollback_reason == (
+        f"held-out perplexity rose from {result.perplexity_before:.4g} to {result.perplexity_after:.4g}, "
+        "more than the 1.25 times allowed"
+    )
+    assert same_adapter(bank.weights(0), start)
+    assert run.state.moments == {}
+    assert run.state.progress == Progress(without_gradient=list(bank.parameters(0)))
+    assert torch.equal(torch.get_rng_state(), random_state)
+
+
+def test_the_tolerance_decides() -> None:
+    _, strict = _finish(run_of(config_of(epochs=1, tolerance=0.01), examples_of(6))[0])
+    assert strict.result.rolled_back
+    assert "only fell from" in (strict.result.rollback_reason or "")
+    _, lenient = _finish(run_of(config_of(epochs=1, tolerance=1e6, **WILD), examples_of(6))[0])
+    assert not lenient.result.rolled_back
+
+
+def test_without_rollback_a_regression_is_reported_and_kept() -> None:
+    _, trained = _finish(run_of(config_of(epochs=5), examples_of(8))[0])
+    run, _, _ = run_of(config_of(enabled=False, **WILD), examples_of(12), examples_of(3), start=trained.adapter)
+    _, finished = _finish(run)
+    assert finished.result.perplexity_before is not None
+    assert finished.result.perplexity_after is not None
+    assert finished.adapter is not None
+    assert finished.result.perplexity_after > 1.25 * finished.result.perplexity_before
+
+
+@pytest.mark.parametrize("how", [lambda g: g * math.nan, lambda g: g + math.inf], ids=["nan", "inf"])
+def test_a_non_finite_gradient_is_skipped_and_counted(how: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    run, _, bank = run_of(config_of(epochs=3), examples_of(6))
+    _spoil(run, steps={2, 3, 5}, how=how)
+    seen: list[tuple[bool, dict[str, torch.Tensor], int]] = []
+    finished = None
+    for event in run.slices():
+        if isinstance(event, StepDone):
+            weights = {n: p.detach().clone() for n, p in bank.parameters(0).items()}
+            seen.append((event.metrics.skipped, weights, run.state.moments["model.layers.0.mlp.up_proj.lora_A"].step))
+            assert (event.metrics.grad_norm is None) == event.metrics.skipped
+            assert event.metrics.loss is not None
+            assert all(m.m.isfinite().all() and m.v.isfinite().all() for m in run.state.moments.values())
+        finished = event
+    assert [skipped for skipped, _, _ in seen] == [False, True, True, False, True, False]
+    assert [applied for _, _, applied in seen] == [1, 1, 1, 2, 2, 3]
+    for (_, before, _), (skipped, after, _) in pairwise(seen):
+        assert all(torch.equal(before[n], after[n]) for n in before) == skipped
+    assert run.state.progress.skipped == 3
+    assert isinstance(finished, Finished)
+    assert finished.adapter is not None
+    assert all(f.isfinite().all() for pair in finished.adapter.tensors.values() for f in pair)
+
+
+def test_a_non_finite_loss_never_reaches_a_weight() -> None:
+    """The base is poisoned for one step, as a broken kernel would."""
+    run, model, bank = run_of(config_of(epochs=2), examples_of(6))
+    norm = model.norm_D.data.clone()
+    metrics = []
+    for event in run.slices():
+        if isinstance(event, StepDone):
+            metrics.append(event.metrics)
+            model.norm_D.data.copy_(norm)
+            if event.metrics.step == 1:
+                model.norm_D.data.fill_(math.nan)
+        assert all(p.isfinite().all() for p in bank.parameters(0).values())
+    assert [m.skipped for m in metrics] == [False, True, False, False]
+    assert metrics[1].loss is None
+    assert metrics[1].grad_norm is None
+
+
+def _diverging(**changes: object) -> TrainingRun:
+    run, _, _ = run_of(config_of(epochs=4, **changes), examples_of(8))
+    _spoil(run, steps={3, 4, 5}, how=lambda g: g * math.nan)
+    return run
+
+
+def test_three_bad_steps_in_a_row_end_a_gated_run_as_rolled_back() -> None:
+    run = _diverging()
+    start = start_of(run_of(config_of(), examples_of(8))[1], config_of())
+    steps, finished = _finish(run)
+    assert [s.metrics.skipped for s in steps] == [False, False, True, True, True]
+    assert finished.adapter is None
+    assert finished.result.rolled_back
+    assert finished.result.rollback_reason == (
+        "training diverged: the loss or its gradient was not finite at 3 optimizer steps in a row, up to step 5"
+    )
+    assert finished.result.perplexity_after is None
+    assert len(finished.result.losses) == 1
+    for name, (a, b) in start.tensors.items():
+        assert torch.equal(run.state.weights[f"{name}.lora_A"], a)
+        assert torch.equal(run.state.weights[f"{name}.lora_B"], b)
+
+
+def test_three_bad_steps_in_a_row_fail_a_run_without_a_gate() -> None:
+    with pytest.raises(TrainingError, match="not finite at 3 optimizer steps in a row") as caught:
+        _finish(_diverging(enabled=False))
+    assert caught.value.code == "diverged"
+
+
+def test_an_epoch_without_one_good_step_is_divergence_too() -> None:
+    run, _, _ = run_of(config_of(epochs=4, batch_size=8), examples_of(8))
+    _spoil(run, steps={2}, how=lambda g: g * math.nan)
+    steps, finished = _finish(run)
+    assert len(steps) == 2
+    assert "not finite at 1 optimizer step in a row, up to step 2" in (finished.result.rollback_reason or "")
+
+
+def test_two_bad_steps_in_a_row_do_not_end_a_run() -> None:
+    run, _, _ = run_of(config_of(epochs=4), examples_of(8))
+    _spoil(run, steps={4, 5}, how=lambda g: g * math.nan)
+    events = [e for e in run.slices() if isinstance(e, (EpochDone, Finished))]
+    assert len(events) == 5
+    assert isinstance(events[-1], Finished)
+    assert events[-1].adapter is not None
