@@ -1,0 +1,1 @@
+"""Tests against real servers: databases and the bus."""

@@ -1,0 +1,1 @@
+"""The bus against a real Valkey server."""

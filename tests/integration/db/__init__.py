@@ -1,0 +1,1 @@
+"""The same tests on SQLite and on PostgreSQL."""
