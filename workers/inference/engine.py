@@ -60,11 +60,12 @@ class Engine:
         self._scheduler = Scheduler(max_sequences)
         self._running: dict[str, Generation | Scoring] = {}
         self._aborted: set[str] = set()
+        self._refused: Emissions = {}
 
     @property
     def busy(self) -> bool:
-        """Whether any request waits or runs."""
-        return bool(self._running or self._scheduler.waiting_ids())
+        """Whether a step would do anything."""
+        return bool(self._running or self._refused or self._scheduler.waiting_ids())
 
     @property
     def request_ids(self) -> list[str]:
@@ -77,8 +78,12 @@ class Engine:
         return len(self._scheduler.waiting_ids()) < WAITING_PER_PLACE * self._scheduler.places
 
     def submit(self, request: InferenceRequest) -> None:
-        """Let a request wait for its turn."""
-        self._scheduler.add(request)
+        """Let a request wait for its turn; an impossible one ends at the next step."""
+        problem = problem_with(request, self._info, self._scheduler.places)
+        if problem:
+            self._refused[request.id] = [problem]
+        else:
+            self._scheduler.add(request)
 
     def abort(self, request_ids: Collection[str]) -> None:
         """Forget requests at the next step, without any further event."""
@@ -93,7 +98,8 @@ class Engine:
 
     def step(self) -> Emissions:
         """Do one bounded piece of work for everyone and return the new events."""
-        out: Emissions = defaultdict(list)
+        out: Emissions = defaultdict(list, self._refused)
+        self._refused = {}
         for request_id in self._aborted:
             self._remove(request_id)
         self._aborted.clear()
@@ -109,20 +115,18 @@ class Engine:
     def _admit(self, out: Emissions) -> None:
         passed_over: set[str] = set()
         while (request := self._scheduler.pick(passed_over)) is not None:
-            problem = problem_with(request, self._info, self._scheduler.places)
             try:
-                slot = None if problem else self._adapters.acquire(request.adapter)
+                slot = self._adapters.acquire(request.adapter)
             except AdapterUnavailableError as error:
-                problem = ErrorEvent(status=error.status, code=error.code, message=error.message)
-            if problem:
                 self._scheduler.remove(request.id)
-                out[request.id].append(problem)
-            elif slot is None:
+                out[request.id].append(ErrorEvent(status=error.status, code=error.code, message=error.message))
+                continue
+            if slot is None:
                 passed_over.add(request.id)
-            else:
-                self._scheduler.start(request)
-                self._running[request.id] = self._start(request, slot)
-                out[request.id].append(AcceptedEvent())
+                continue
+            self._scheduler.start(request)
+            self._running[request.id] = self._start(request, slot)
+            out[request.id].append(AcceptedEvent())
 
     def _start(self, request: InferenceRequest, slot: int) -> Generation | Scoring:
         if isinstance(request, GenerateRequest):
