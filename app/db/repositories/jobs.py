@@ -80,14 +80,22 @@ def list(
     tenant_id: str,
     *,
     kind: JobKind | None = None,
+    metadata: Mapping[str, str] | Literal["none"] | None = None,
     after: str | None = None,
     limit: int = 20,
     order: Order = "desc",
 ) -> tuple[Sequence[Job], bool]:
-    """Return a page of the tenant's jobs and whether more follow."""
+    """Return a page of the tenant's jobs and whether more follow.
+
+    `metadata` keeps the jobs that have all its pairs, or, as "none", those without any. Keys hold no quote or backslash.
+    """
     query = select(Job).where(Job.tenant_id == tenant_id)
     if kind is not None:
         query = query.where(Job.kind == kind)
+    if metadata == "none":
+        query = query.where(Job.request["metadata"].as_string().is_(None))
+    elif metadata is not None:
+        query = query.where(*(Job.request[("metadata", k)].as_string() == v for k, v in metadata.items()))
     return fetch_page(session, query, Job.id, after=after, limit=limit, order=order)
 
 
