@@ -1,0 +1,104 @@
+"""/v1/fine_tuning/jobs."""
+
+from fastapi import APIRouter, Request
+from sqlalchemy.orm import Session
+
+from app.api.deps import After, DatabaseDep, IdempotencyKey, Limit, RedisDep, ResourceId, SettingsDep, TenantDep
+from app.api.schemas.common import Page, page
+from app.api.schemas.fine_tuning import JobCreate
+from app.api.schemas.jobs import CheckpointObject, EventObject, JobObject
+from app.api.schemas.metadata_filter import metadata_filter
+from app.db.tables import Job
+from app.services import jobs
+from app.services.fine_tuning import plan_fine_tune
+
+router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning"])
+
+
+def shaped(session: Session, job: Job) -> JobObject:
+    """Return the wire form of a job with the version it made."""
+    return JobObject.of(job, jobs.published_version(session, job))
+
+
+@router.post("")
+def create_job(
+    *,
+    body: JobCreate,
+    database: DatabaseDep,
+    redis: RedisDep,
+    tenant_id: TenantDep,
+    settings: SettingsDep,
+    idempotency_key: IdempotencyKey = None,
+) -> JobObject:
+    """Queue a fine-tune. The same `Idempotency-Key` with the same body returns the job that exists already."""
+    request = jobs.once("fine_tuning.jobs", idempotency_key, body.model_dump_json().encode())
+    hyperparameters = body.wanted_hyperparameters()
+    with database.read() as session:
+        if earlier := jobs.find_earlier(session, tenant_id, request):
+            return shaped(session, earlier)
+        plan = plan_fine_tune(
+            session,
+            tenant_id,
+            model=body.model,
+            training_file=body.training_file,
+            validation_file=body.validation_file,
+            adapter=body.adapter,
+            suffix=body.suffix,
+            options=body.options(hyperparameters),
+            request={
+                "metadata": body.metadata,
+                "suffix": body.suffix,
+                "learning_rate_multiplier": hyperparameters.learning_rate_multiplier,
+            },
+        )
+    with database.write() as session:
+        job = jobs.enqueue(session, tenant_id, plan, request, max_queued=settings.max_queued_jobs)
+        answer = shaped(session, job)
+    jobs.wake(redis, job)
+    return answer
+
+
+@router.get("")
+def list_jobs(
+    request: Request, database: DatabaseDep, tenant_id: TenantDep, after: After = None, limit: Limit = 20
+) -> Page[JobObject]:
+    """List jobs of both kinds, newest first; `metadata[key]=value` filters, `metadata=null` finds those without any."""
+    wanted = metadata_filter(request.query_params)
+    with database.read() as session:
+        rows, has_more = jobs.list_jobs(session, tenant_id, metadata=wanted, after=after, limit=limit)
+        data = [shaped(session, row) for row in rows]
+    return page(data, [row.id for row in rows], has_more)
+
+
+@router.get("/{job_id}")
+def retrieve_job(job_id: ResourceId, database: DatabaseDep, tenant_id: TenantDep) -> JobObject:
+    """Return one job."""
+    with database.read() as session:
+        return shaped(session, jobs.get_job(session, tenant_id, job_id))
+
+
+@router.post("/{job_id}/cancel")
+def cancel_job(job_id: ResourceId, database: DatabaseDep, tenant_id: TenantDep) -> JobObject:
+    """Cancel a job: a queued one at once, a running one at its worker's next heartbeat."""
+    with database.write() as session:
+        return shaped(session, jobs.cancel_job(session, tenant_id, job_id))
+
+
+@router.get("/{job_id}/events")
+def list_events(
+    job_id: ResourceId, database: DatabaseDep, tenant_id: TenantDep, after: After = None, limit: Limit = 20
+) -> Page[EventObject]:
+    """List a job's events, newest first."""
+    with database.read() as session:
+        rows, has_more = jobs.list_events(session, tenant_id, job_id, after=after, limit=limit)
+    return page([EventObject.of(row) for row in rows], [row.id for row in rows], has_more)
+
+
+@router.get("/{job_id}/checkpoints")
+def list_checkpoints(
+    job_id: ResourceId, database: DatabaseDep, tenant_id: TenantDep, after: After = None, limit: Limit = 10
+) -> Page[CheckpointObject]:
+    """List a job's checkpoints, newest first."""
+    with database.read() as session:
+        job, rows, has_more = jobs.list_checkpoints(session, tenant_id, job_id, after=after, limit=limit)
+    return page([CheckpointObject.of(job, row) for row in rows], [row.id for row in rows], has_more)

@@ -1,0 +1,93 @@
+"""Server-sent events in OpenAI's form, and work that stops when its client has gone."""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from contextlib import aclosing
+from typing import Any, Protocol, TypeVar
+
+import redis
+import structlog
+from fastapi import Request
+from fastapi.sse import EventSourceResponse, format_sse_event
+
+from app.api.errors import error_body, from_outage
+from app.core.errors import ServiceError
+from app.services.generation import Delta, Usage
+
+T = TypeVar("T")
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+
+
+class StreamedAnswer(Protocol):
+    """How a route words its chunks."""
+
+    @property
+    def usage_wanted(self) -> bool:
+        """Whether a usage chunk ends the stream."""
+
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """Return the first chunk of a choice."""
+
+    def chunk(self, delta: Delta) -> dict[str, Any] | None:
+        """Return the chunk of a delta."""
+
+    def closing(self, usage: Usage) -> dict[str, Any]:
+        """Return the usage chunk."""
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection before its answer was ready; nobody is left to tell."""
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return what `work` returns, or cancel it when the client goes. Raises ClientGoneError then."""
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    task, watch = asyncio.ensure_future(work), asyncio.create_task(gone())
+    try:
+        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise ClientGoneError
+    finally:
+        task.cancel()
+        watch.cancel()
+        await asyncio.gather(task, watch, return_exceptions=True)
+
+
+def event_stream(
+    answer: StreamedAnswer, deltas: AsyncGenerator[Delta, None], usage: Usage, *, choices: int
+) -> EventSourceResponse:
+    """Return a stream of the answer's chunks, closed by `[DONE]`, or by an error event when it fails midway."""
+    return EventSourceResponse(_events(answer, deltas, usage, choices), headers=HEADERS)
+
+
+async def _events(
+    answer: StreamedAnswer, deltas: AsyncGenerator[Delta, None], usage: Usage, choices: int
+) -> AsyncIterator[bytes]:
+    try:
+        async with aclosing(deltas):
+            for index in range(choices):
+                if opening := answer.opening(index):
+                    yield _event(opening)
+            async for delta in deltas:
+                if chunk := answer.chunk(delta):
+                    yield _event(chunk)
+        if answer.usage_wanted:
+            yield _event(answer.closing(usage))
+        yield format_sse_event(data_str="[DONE]")
+    except ServiceError as error:
+        yield _event(error_body(error))
+    except redis.RedisError as error:
+        yield _event(error_body(from_outage(error)))
+    except Exception as error:
+        structlog.get_logger().error("stream failed", exc_info=error)
+        yield _event(error_body(ServiceError("The service failed midway", code="internal_error")))
+
+
+def _event(content: dict[str, Any]) -> bytes:
+    return format_sse_event(data_str=json.dumps(content, ensure_ascii=False, separators=(",", ":")))

@@ -1,0 +1,58 @@
+"""Plans fine-tunes: model, files and wishes are checked and every "auto" is decided before anything is written."""
+
+from collections.abc import Mapping
+
+from sqlalchemy.orm import Session
+
+from app.core.errors import InvalidRequestError
+from app.db.blobs import iter_lines
+from app.db.tables import File
+from app.services.files import PURPOSE, get_file
+from app.services.job_config import resolve_config, trainable_parameters
+from app.services.job_options import JobOptions
+from app.services.jobs import JobPlan
+from app.services.start_point import resolve_start
+from app.services.training_data import check_trainable
+
+
+def plan_fine_tune(
+    session: Session,
+    tenant_id: str,
+    *,
+    model: str,
+    training_file: str,
+    validation_file: str | None,
+    adapter: str | None,
+    suffix: str | None,
+    options: JobOptions,
+    request: Mapping[str, object],
+) -> JobPlan:
+    """Return a checked plan. Raises ServiceError naming the field at fault; writes nothing."""
+    start = resolve_start(session, tenant_id, model, adapter, suffix)
+    training = _usable_file(session, tenant_id, training_file, "training_file")
+    validation = validation_file and _usable_file(session, tenant_id, validation_file, "validation_file")
+    config = resolve_config("fine_tune", start.info, options, training.examples, start.shape)
+    check_trainable(start.info, iter_lines(session, tenant_id, training.blob_id), param="training_file")
+    if validation:
+        check_trainable(start.info, iter_lines(session, tenant_id, validation.blob_id), param="validation_file")
+    return JobPlan(
+        kind="fine_tune",
+        model=model,
+        start=start,
+        config=config,
+        trainable_parameters=start.shape.parameters if start.shape else trainable_parameters(start.info, config.lora),
+        request=request,
+        training_file=training.id,
+        validation_file=validation.id if validation else None,
+    )
+
+
+def _usable_file(session: Session, tenant_id: str, file_id: str, param: str) -> File:
+    file = get_file(session, tenant_id, file_id, param=param)
+    if file.purpose != PURPOSE:
+        raise InvalidRequestError(
+            f"{param}: {file_id} has purpose {file.purpose!r}, but '{PURPOSE}' is expected",
+            code="invalid_purpose",
+            param=param,
+        )
+    return file

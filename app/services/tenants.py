@@ -1,0 +1,23 @@
+"""Who is calling: a key is matched with its tenant, and nothing is told about why it was refused."""
+
+import time
+
+from app.core.errors import AuthenticationError
+from app.db.repositories import api_keys
+from app.db.session import Database
+
+
+def authenticate(database: Database, key: str | None) -> str:
+    """Return the tenant's id. Raises AuthenticationError for no key, an unknown one and a revoked one."""
+    if key is None:
+        raise AuthenticationError(
+            "No API key: send 'Authorization: Bearer tml-...' or 'X-API-Key: tml-...'", code="invalid_api_key"
+        )
+    with database.read() as session:
+        found = api_keys.find_by_plaintext(session, key)
+    if found is None:
+        raise AuthenticationError("Unknown or revoked API key", code="invalid_api_key")
+    if time.time() - (found.last_used_at or 0) > api_keys.USED_RESOLUTION_SECONDS:
+        with database.write() as session:
+            api_keys.mark_used(session, found.tenant_id, found.id)
+    return found.tenant_id
