@@ -46,9 +46,8 @@ def finish_succeeded(
     with db.write() as session:
         _end(session, lease, "succeeded", result=result.model_dump())
         if version is None:
-            add_event(
-                session, lease.tenant_id, lease.job_id, NewEvent(f"Rolled back: {result.rollback_reason}", "warn")
-            )
+            rolled_back = NewEvent(f"Nothing published, rolled back: {result.rollback_reason}", "warn")
+            add_event(session, lease.tenant_id, lease.job_id, rolled_back)
         else:
             try:
                 published = _publish(session, lease, version)
