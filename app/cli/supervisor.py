@@ -17,6 +17,7 @@ from app.cli.errors import CliError
 LONGEST_BACKOFF = 30.0
 STEADY_SECONDS = 60.0
 """A child that ran this long has recovered: its next restart is immediate again."""
+POLL_SECONDS = 0.25
 PR_SET_PDEATHSIG = 1
 
 
@@ -91,7 +92,7 @@ def wait_until(ready: Callable[[], bool], children: list[Child], stopping: threa
     """Wait until `ready()`; return False when asked to stop. Raises CliError when a child dies or time is up."""
     deadline = time.monotonic() + timeout
     while not ready():
-        if stopping.wait(0.1):
+        if stopping.wait(POLL_SECONDS):
             return False
         for child in children:
             code = exit_code(child)

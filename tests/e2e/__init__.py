@@ -1,0 +1,1 @@
+"""End-to-end tests: one real server, driven from outside as a tenant would."""
