@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from app.api.authentication import AuthenticationMiddleware
+from app.api.body_limits import DeclaredLengthMiddleware
 from app.api.deps import Resources
 from app.api.errors import install_error_handlers
 from app.api.request_log import RequestLogMiddleware
@@ -37,12 +38,18 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             client.close()
             database.dispose()
 
-    app = FastAPI(title="Graft", version="0.1.0", lifespan=lifespan, max_body_size=MAX_JSON_BYTES)
+    app = FastAPI(title="Graft", version="0.1.0", lifespan=lifespan)
+    uploads = [
+        (files.router, chosen.max_file_bytes + FORM_OVERHEAD_BYTES),
+        (adapters.router, chosen.max_adapter_bytes + FORM_OVERHEAD_BYTES),
+    ]
     install_error_handlers(app)
+    limits = {router.prefix: limit for router, limit in uploads}
+    app.add_middleware(DeclaredLengthMiddleware, limits=limits, otherwise=MAX_JSON_BYTES)
     app.add_middleware(AuthenticationMiddleware)
     app.add_middleware(RequestLogMiddleware)
     for module in (health, fine_tuning_jobs, adapt, models, completions):
-        app.include_router(module.router)
-    app.include_router(files.router, max_body_size=chosen.max_file_bytes + FORM_OVERHEAD_BYTES)
-    app.include_router(adapters.router, max_body_size=chosen.max_adapter_bytes + FORM_OVERHEAD_BYTES)
+        app.include_router(module.router, max_body_size=MAX_JSON_BYTES)
+    for router, limit in uploads:
+        app.include_router(router, max_body_size=limit)
     return app

@@ -151,8 +151,8 @@ class AdaptResult(BaseModel):
     model: str | None
     """The `ft:` name of the new version."""
     version: int | None
-    losses: list[float]
-    grad_norm: float
+    losses: list[float | None]
+    grad_norm: float | None
     perplexity_before: float | None
     perplexity_after: float | None
     rolled_back: bool

@@ -1,0 +1,134 @@
+"""A worker at the edge of bus and queue that computes nothing: it answers with what the test tells it to."""
+
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+import redis
+
+from app.bus import aborts, inference_requests, presence, token_streams
+from app.bus.connection import connect
+from app.bus.wakeups import notify_job
+from app.contracts.base_models import BaseModelInfo
+from app.contracts.inference import (
+    AcceptedEvent,
+    DoneEvent,
+    ErrorEvent,
+    FinishEvent,
+    GenerateRequest,
+    InferenceEvent,
+    InferenceRequest,
+    PromptEvent,
+    ScoreEvent,
+    TextEvent,
+    TokenLogprob,
+)
+from app.db import queue
+from app.db.repositories import workers
+from app.db.session import Database
+from app.text.tokenizer import tokenizer_for
+
+Finish = Callable[[Database, queue.ClaimedJob], None]
+
+
+class FakeWorker:
+    """Answers generate requests with `reply`, a token at a time, and ends jobs as `finish_job` does.
+
+    `error` fails every request with that event after `error_after` tokens; `pause` is the time between tokens.
+    """
+
+    def __init__(self, database_url: str, redis_url: str, info: BaseModelInfo) -> None:
+        self.info = info
+        self.reply = "Hello there"
+        self.error: ErrorEvent | None = None
+        self.error_after = 0
+        self.pause = 0.0
+        self.silent = False
+        self.finish_job: Finish | None = None
+        self.requests: list[InferenceRequest] = []
+        self.aborted: set[str] = set()
+        self._database = Database(database_url)
+        self._redis: redis.Redis = connect(redis_url)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> "FakeWorker":
+        with self._database.write() as session:
+            workers.register(session, worker_id="fake", base_model=self.info.id, device="none")
+        presence.announce(self._redis, "fake", self.info.id, 60)
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._database.dispose()
+        self._redis.close()
+
+    def wait_until(self, condition: Callable[[], bool], seconds: float = 10) -> None:
+        """Wait for something this worker will notice; fail when it does not."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "the worker never saw it"
+            self._stop.wait(0.005)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            for request in inference_requests.poll(self._redis, self.info.id, 0.05):
+                self.requests.append(request)
+                if not self.silent:
+                    self._answer(request)
+            if self.finish_job:
+                self._work_on_a_job(self.finish_job)
+
+    def _work_on_a_job(self, finish: Finish) -> None:
+        job = queue.claim(self._database, worker_id="fake", base_model=self.info.id, lease_seconds=60, max_attempts=3)
+        if job:
+            finish(self._database, job)
+            notify_job(self._redis, job.lease.job_id)
+
+    def _answer(self, request: InferenceRequest) -> None:
+        self._emit(request, AcceptedEvent())
+        if self.error and self.error_after == 0:
+            self._emit(request, self.error)
+        elif isinstance(request, GenerateRequest):
+            self._generate(request)
+        else:
+            tokens = sum(sum(sequence.loss_mask) for sequence in request.sequences)
+            self._emit(request, ScoreEvent(nll=2.0 * tokens, tokens=tokens))
+
+    def _generate(self, request: GenerateRequest) -> None:
+        sampling = request.sampling
+        if sampling.prompt_logprobs:
+            first, *rest = request.prompt_token_ids
+            prompt = [self._logprob(first, None), *(self._logprob(token, sampling.logprobs) for token in rest)]
+            self._emit(request, PromptEvent(logprobs=prompt))
+        tokens = tokenizer_for(self.info).encode(self.reply)
+        for index in range(sampling.n):
+            for count, token in enumerate(tokens[: sampling.max_tokens]):
+                if self.error and count == self.error_after:
+                    self._emit(request, self.error)
+                    return
+                if aborts.aborted(self._redis, [request.id]):
+                    self.aborted.add(request.id)
+                    return
+                logprobs = [] if sampling.logprobs is None else [self._logprob(token, sampling.logprobs)]
+                text = tokenizer_for(self.info).token(token)
+                self._emit(request, TextEvent(index=index, text=text, logprobs=logprobs))
+                self._stop.wait(self.pause)
+            reason = "length" if len(tokens) > sampling.max_tokens else "stop"
+            self._emit(request, FinishEvent(index=index, reason=reason))
+        done = min(len(tokens), sampling.max_tokens) * sampling.n
+        self._emit(request, DoneEvent(prompt_tokens=len(request.prompt_token_ids), completion_tokens=done))
+
+    def _logprob(self, token: int, top: int | None) -> TokenLogprob:
+        """Every token has probability a half, the next one in the vocabulary a quarter."""
+        tokenizer = tokenizer_for(self.info)
+        if top is None:
+            return TokenLogprob(token_id=token, token=tokenizer.token(token), logprob=None, top=[])
+        best = [(token, tokenizer.token(token), -0.69), (token ^ 1, tokenizer.token(token ^ 1), -1.39)][:top]
+        return TokenLogprob(token_id=token, token=tokenizer.token(token), logprob=-0.69, top=best)
+
+    def _emit(self, request: InferenceRequest, event: InferenceEvent) -> None:
+        token_streams.emit(self._redis, request.id, [event])
