@@ -61,6 +61,10 @@ class FakeWorker:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the thread; requests stay unanswered from here on."""
         self._stop.set()
         self._thread.join()
         self._database.dispose()

@@ -1,0 +1,45 @@
+"""Liveness, readiness, and what importing the application costs."""
+
+import subprocess
+import sys
+from typing import Any
+
+
+def test_readiness_names_what_is_missing(api: Any) -> None:
+    answer = api.http.get("/readyz")
+    assert answer.status_code == 503
+    assert answer.headers["retry-after"] == "5"
+    assert answer.json()["checks"] == {
+        "database": "ok",
+        "migrations": "ok",
+        "workers": "no live worker",
+        "redis": "ok",
+    }
+    assert answer.json()["error"]["code"] == "not_ready"
+    assert api.http.get("/healthz").json() == {"status": "ok"}
+
+
+def test_readiness_with_a_worker(api: Any, worker: Any) -> None:
+    answer = api.http.get("/readyz")
+    assert (answer.status_code, answer.json()["status"]) == (200, "ok")
+
+
+def test_readiness_without_redis(api: Any, worker: Any) -> None:
+    api.http.app.state.resources.redis.connection_pool.connection_kwargs["port"] = 1
+    assert api.http.get("/readyz").json()["checks"]["redis"] == "unreachable"
+
+
+def test_every_answer_carries_a_request_id(api: Any) -> None:
+    assert api.http.get("/healthz", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
+    assert api.http.get("/healthz", headers={"x-request-id": "a b"}).headers["x-request-id"].startswith("req-")
+
+
+def test_the_application_imports_no_torch() -> None:
+    code = (
+        "import sys, time; start = time.perf_counter(); import app.main; "
+        "print(f'{time.perf_counter() - start:.2f} s'); "
+        "sys.exit(any(m.partition('.')[0] in ('torch', 'workers') for m in sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    print("importing app.main took", done.stdout)
+    assert done.returncode == 0, done.stderr
