@@ -87,7 +87,8 @@ def list(
 ) -> tuple[Sequence[Job], bool]:
     """Return a page of the tenant's jobs and whether more follow.
 
-    `metadata` keeps the jobs that have all its pairs, or, as "none", those without any. Keys hold no quote or backslash.
+    `metadata` keeps the jobs that have all its pairs, or, as "none", those without any. Its keys hold no quote and no
+    backslash.
     """
     query = select(Job).where(Job.tenant_id == tenant_id)
     if kind is not None:
