@@ -19,6 +19,8 @@ from app.cli.supervisor import Child
 from app.cli.worker import worker_command
 from app.core.settings import Settings, get_settings
 from app.db.migrate import upgrade
+from app.db.repositories import workers
+from app.db.session import Database
 
 READY_SECONDS = 300.0
 VALKEY_SECONDS = 10.0
@@ -45,14 +47,25 @@ def _is_ready(url: str) -> bool:
         return False
 
 
+def _prepare_database(url: str) -> None:
+    """Migrate, and strike the workers of an earlier server: whoever owns the directory knows that they are gone."""
+    upgrade(url)
+    database = Database(url)
+    try:
+        with database.write() as session:
+            workers.forget_all(session)
+    finally:
+        database.dispose()
+
+
 def _service_children(settings: Settings, host: str, port: int, environment: dict[str, str]) -> list[Child]:
     """Return the worker of each base model, then the API: the order to start in."""
-    workers = [
+    hosts = [
         Child(f"worker of {model.id}", worker_command(model.id, None), environment, stop_seconds=30.0)
         for model in settings.base_models()
     ]
     command = [sys.executable, "-m", "app.cli.main", "api", "--host", host, "--port", str(port)]
-    return [*workers, Child("api", command, environment, stop_seconds=15.0)]
+    return [*hosts, Child("api", command, environment, stop_seconds=15.0)]
 
 
 def serve(
@@ -91,7 +104,7 @@ def _run(settings: Settings, directory: Path, host: str, port: int, stopping: th
         for child in [store, *services]:
             stack.callback(supervisor.stop, child)
         supervisor.start(store)
-        upgrade(f"sqlite:///{directory.resolve() / 'graft.db'}")
+        _prepare_database(f"sqlite:///{directory.resolve() / 'graft.db'}")
         if not supervisor.wait_until(lambda: _answers(valkey.url), [store], stopping, VALKEY_SECONDS):
             return
         for child in services:

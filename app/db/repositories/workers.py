@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from sqlalchemy import select, update
+from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from app.db import dialects
@@ -25,3 +25,8 @@ def alive(session: Session, within_seconds: float) -> Sequence[WorkerRow]:
     """Return the workers whose last heartbeat is at most `within_seconds` old."""
     recent = WorkerRow.heartbeat_at >= db_now() - within_seconds
     return session.scalars(select(WorkerRow).where(recent).order_by(WorkerRow.id)).all()
+
+
+def forget_all(session: Session) -> None:
+    """Strike every worker, for a caller who knows that none is running; a living one would register again at start."""
+    session.execute(delete(WorkerRow))

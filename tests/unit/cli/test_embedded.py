@@ -12,8 +12,11 @@ import redis
 from app.cli import supervisor
 from app.cli.embedded import announced, check_port_free, owned_directory, valkey_server
 from app.cli.errors import CliError
-from app.cli.serve import _answers
+from app.cli.serve import _answers, _prepare_database
 from app.cli.supervisor import Child
+from app.db.repositories import workers
+from app.db.session import Database
+from app.db.tables import BaseModelRow
 
 
 def test_directory_is_private_and_has_one_owner(tmp_path: Path) -> None:
@@ -77,3 +80,17 @@ def test_valkey_answers_only_with_its_password_and_leaves_none_on_disk(tmp_path:
         supervisor.stop(child)
     assert supervisor.exit_code(child) == 0
     assert not _answers(server.url)
+
+
+def test_workers_of_an_earlier_server_are_forgotten(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'graft.db'}"
+    _prepare_database(url)
+    database = Database(url)
+    with database.write() as session:
+        session.add(BaseModelRow(id="tiny", info={}))
+        session.flush()
+        workers.register(session, worker_id="wkr-killed", base_model="tiny", device="cpu")
+    _prepare_database(url)
+    with database.read() as session:
+        assert workers.alive(session, within_seconds=60.0) == []
+    database.dispose()
