@@ -46,7 +46,12 @@ def test_without_waiting_the_job_is_handed_back(api: Any) -> None:
     answer = adapt(api, text="A fact.", wait=0, metadata={"who": "me"}, lora={"rank": 4, "targets": ["q_proj"]})
     assert answer.status_code == 202
     job = answer.json()
-    assert (job["kind"], job["status"], job["training_file"], job["metadata"]) == ("adapt", "queued", None, {"who": "me"})
+    assert (job["kind"], job["status"], job["training_file"], job["metadata"]) == (
+        "adapt",
+        "queued",
+        None,
+        {"who": "me"},
+    )
     assert job["training"]["epochs"] == 3
     assert job["trust_region"] == {"max_delta": 0.05}
     assert job["rollback"] == {"enabled": True, "tolerance": 1.25}

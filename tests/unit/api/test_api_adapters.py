@@ -80,7 +80,9 @@ def test_nothing_of_another_tenant_can_be_seen_or_moved(api: Any) -> None:
     for name in ("mine", "mine@1", model):
         answer = api.send("GET", f"/v1/models/{name}")
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
-        chat = api.send("POST", "/v1/chat/completions", json={"model": name, "messages": [{"role": "user", "content": "a"}]})
+        chat = api.send(
+            "POST", "/v1/chat/completions", json={"model": name, "messages": [{"role": "user", "content": "a"}]}
+        )
         assert (chat.status_code, chat.json()["error"]["message"]) == (404, f"No such model: {name!r}")
     assert api.send("GET", "/v1/adapters").json()["data"] == []
     assert [m["id"] for m in api.send("GET", "/v1/models").json()["data"]] == [BASE]

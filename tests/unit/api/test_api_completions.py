@@ -128,7 +128,10 @@ def test_offsets_go_on_through_a_stream_with_echo(api: Any, worker: Any) -> None
 
 
 def test_content_parts_and_harmless_fields_are_accepted(api: Any, worker: Any) -> None:
-    parts = [{"role": "developer", "content": "Be brief"}, {"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
+    parts = [
+        {"role": "developer", "content": "Be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}]},
+    ]
     answer = chat(
         api,
         messages=parts,

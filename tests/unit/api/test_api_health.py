@@ -41,5 +41,5 @@ def test_the_application_imports_no_torch() -> None:
         "sys.exit(any(m.partition('.')[0] in ('torch', 'workers') for m in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    print("importing app.main took", done.stdout)
+    sys.stdout.write(f"importing app.main took {done.stdout}")
     assert done.returncode == 0, done.stderr
