@@ -1,7 +1,7 @@
 """Carries inference requests from the bus to the engine and events back.
 
-While Redis is away inference pauses; what it was about to say cannot be said twice, so requests whose events may or may
-not have arrived end with an error as soon as Redis is back.
+While Redis is away inference pauses. Whether earlier events survived is not known, and none may be missing or said
+twice, so the requests it was working on end with an error as soon as Redis is back.
 """
 
 import time
@@ -38,6 +38,11 @@ class InferenceDesk:
         return self._engine.busy and not self.away
 
     @property
+    def open_requests(self) -> int:
+        """How many requests have not ended."""
+        return len(self._engine.request_ids)
+
+    @property
     def away(self) -> bool:
         """Whether Redis failed so lately that trying again must wait."""
         return time.monotonic() < self._away_until
@@ -58,7 +63,7 @@ class InferenceDesk:
                     self._engine.submit(request)
             self._engine.abort(aborted(self._bus, self._engine.request_ids))
         except redis.RedisError as error:
-            self._lose(error, ())
+            self._lose(error)
         except ValidationError as error:
             log.error("requests dropped that this version cannot read", error=str(error))
 
@@ -83,9 +88,8 @@ class InferenceDesk:
         except redis.RedisError as error:
             self._lose(error, emissions)
 
-    def _lose(self, error: redis.RedisError, request_ids: Iterable[str]) -> None:
+    def _lose(self, error: redis.RedisError, ended: Iterable[str] = ()) -> None:
         log.warning("redis away, inference pauses", error=str(error))
         self._away_until = time.monotonic() + RECONNECT_SECONDS
-        lost = list(request_ids)
-        self._engine.abort(lost)
+        lost = {*ended, *self._engine.fail_all(INTERRUPTED)}
         self._unsaid |= {request_id: [INTERRUPTED] for request_id in lost}

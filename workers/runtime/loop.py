@@ -3,10 +3,13 @@
 import threading
 import time
 
+import structlog
+
 from workers.runtime.inference_desk import InferenceDesk
 from workers.runtime.job_desk import JobDesk
 from workers.runtime.time_share import TimeShare
 
+log = structlog.get_logger()
 LONGEST_NAP_SECONDS = 0.1
 """While the running job waits for the database and nobody decodes."""
 
@@ -27,6 +30,7 @@ def run_loop(
         if not jobs.busy:
             jobs.look(woken=idle)
         _work(desk, jobs, share)
+    log.info("stopping", requests=desk.open_requests, training=jobs.busy)
     deadline = time.monotonic() + drain_seconds
     while (desk.busy or jobs.busy) and time.monotonic() < deadline:
         desk.receive(0.0, accept=False)
