@@ -35,7 +35,7 @@ def check_safetensors(path: Path) -> dict[str, tuple[int, ...]]:
         if not 1 <= len(tensors) <= MAX_TENSORS:
             raise refuse_weights(f"{len(tensors)} tensors, but 1 to {MAX_TENSORS} are expected")
         for name, entry in tensors.items():
-            if (dtype := entry.get("dtype")) not in _EXPONENTS:
+            if (dtype := str(entry.get("dtype"))) not in _EXPONENTS:
                 raise refuse_weights(f"tensor {name!r} has dtype {dtype!r}, but F32, F16 or BF16 are expected")
         try:
             with safe_open(path, framework="numpy") as checked:

@@ -1,0 +1,112 @@
+"""How "auto" is decided, and what is refused with the limits named."""
+
+from typing import Any
+
+import pytest
+
+from app.contracts.training import JobKind
+from app.core.errors import InvalidRequestError
+from app.services.job_config import ParentShape, resolve_config, trainable_parameters
+from app.services.job_options import JobOptions
+from tests.tiny_base import TARGETS, tiny_base
+
+PARENT = ParentShape("mine@1", rank=4, alpha=8.0, targets=["q_proj", "v_proj"], parameters=99)
+
+
+def resolve(kind: JobKind = "fine_tune", examples: int = 100, parent: ParentShape | None = None, **wishes: Any) -> Any:
+    return resolve_config(kind, tiny_base(), JobOptions.model_validate(wishes), examples, parent)
+
+
+def test_everything_is_decided_when_nothing_is_asked() -> None:
+    config = resolve()
+    assert (config.lora.rank, config.lora.alpha, config.lora.targets) == (16, 32.0, TARGETS)
+    assert config.lora.seed == config.seed
+    assert (config.trust_region.max_delta, config.rollback.enabled, config.rollback.tolerance) == (0.05, True, 1.25)
+    assert config.training.model_dump() == {
+        "epochs": 4,
+        "batch_size": 4,
+        "learning_rate": 1e-3,
+        "seq_len": 512,
+        "max_grad_norm": 1.0,
+        "weight_decay": 0.0,
+        "beta1": 0.9,
+        "beta2": 0.999,
+        "eps": 1e-8,
+        "gradient_accumulation": 1,
+        "warmup_steps": 5,
+    }
+    assert resolve("adapt", 1).training.epochs == 3
+    assert resolve().seed != resolve().seed
+
+
+@pytest.mark.parametrize(("examples", "steps"), [(1, 0), (100, 5), (1000, 10)])
+def test_warmup_is_a_twentieth_of_the_steps_and_at_most_ten(examples: int, steps: int) -> None:
+    assert resolve(examples=examples).training.warmup_steps == steps
+
+
+def test_wishes_win_over_auto() -> None:
+    config = resolve(
+        seed=5,
+        lora={"rank": 8, "alpha": 1.5, "targets": ["o_proj", "q_proj", "o_proj"], "seed": 9},
+        hyperparameters={"n_epochs": 2, "learning_rate_multiplier": 0.5},
+        training={"gradient_accumulation": 3, "warmup_steps": 0},
+        trust_region={"max_delta": 0},
+        rollback={"enabled": False},
+    )
+    assert (config.seed, config.lora.seed, config.lora.targets) == (5, 9, ["o_proj", "q_proj"])
+    assert (config.training.epochs, config.training.learning_rate) == (2, 5e-4)
+    assert (config.trust_region.max_delta, config.rollback.enabled) == (0, False)
+    assert resolve(training={"epochs": 7}, hyperparameters={"n_epochs": 7}).training.epochs == 7
+
+
+def test_parameters_are_counted_with_the_rank_clamped_to_each_module() -> None:
+    info = tiny_base()
+    small = resolve(lora={"rank": 8, "targets": ["q_proj"]}).lora
+    assert trainable_parameters(info, small) == 2 * 8 * (32 + 32)
+    clamped = resolve(lora={"rank": 32, "targets": ["q_proj", "k_proj"]}).lora
+    assert trainable_parameters(info, clamped) == 2 * (32 * (32 + 32) + 16 * (16 + 32))
+
+
+@pytest.mark.parametrize(
+    ("wishes", "param", "says"),
+    [
+        ({"lora": {"rank": 0}}, "lora.rank", "expected 1 to 32"),
+        ({"lora": {"rank": 4096}}, "lora.rank", "got 4096"),
+        ({"lora": {"rank": 17, "targets": ["k_proj"]}}, "lora.rank", "expected 1 to 16 for k_proj of tiny-base"),
+        ({"lora": {"targets": ["nope"]}}, "lora.targets[0]", "it has q_proj, k_proj, v_proj"),
+        ({"training": {"seq_len": 513}}, "training.seq_len", "expected 2 to 512"),
+        (
+            {"training": {"epochs": 2}, "hyperparameters": {"n_epochs": 3}},
+            "training.epochs",
+            "contradicts hyperparameters.n_epochs",
+        ),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_with_its_limits(wishes: Any, param: str, says: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        resolve(**wishes)
+    assert caught.value.param == param
+    assert says in caught.value.message
+
+
+def test_the_seeds_names_are_aliases_where_the_base_has_such_a_module() -> None:
+    info = tiny_base()
+    mamba = info.model_copy(
+        update={"modules": {"backbone.layers.0.mixer.in_proj": info.modules["model.layers.0.self_attn.q_proj"]}}
+    )
+    options = JobOptions.model_validate({"lora": {"targets": ["wInProj"]}})
+    assert resolve_config("adapt", mamba, options, 1, None).lora.targets == ["in_proj"]
+
+
+def test_a_continued_adapter_keeps_its_shape() -> None:
+    for lora in ({}, {"rank": 4}, {"rank": 4, "alpha": 8, "targets": ["v_proj", "q_proj"]}):
+        config = resolve(parent=PARENT, lora=lora)
+        assert (config.lora.rank, config.lora.alpha, config.lora.targets) == (4, 8.0, ["q_proj", "v_proj"])
+    for lora, param in (
+        ({"rank": 5}, "lora.rank"),
+        ({"alpha": 9}, "lora.alpha"),
+        ({"targets": ["q_proj"]}, "lora.targets"),
+    ):
+        with pytest.raises(InvalidRequestError, match="mine@1 has") as caught:
+            resolve(parent=PARENT, lora=lora)
+        assert caught.value.param == param
