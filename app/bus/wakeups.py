@@ -12,6 +12,10 @@ MAX_PENDING = 16
 """Wake-ups kept for a base model: while all its workers are busy, more would only cause empty polls."""
 
 
+NOTICE_SECONDS = 10
+"""How long a job's end stays announced: for those who were about to wait when it came."""
+
+
 def wake_workers(r: redis.Redis, base_model: str) -> None:
     """Tell one waiting worker of the base model that a job was queued."""
     key = names.wakeups(base_model)
@@ -23,16 +27,16 @@ def wake_workers(r: redis.Redis, base_model: str) -> None:
 
 
 def notify_job(r: redis.Redis, job_id: str) -> None:
-    """Tell everybody who waits for the job, now or soon, that it has ended."""
+    """Tell everybody who waits for the job, now or within seconds, that it has ended."""
     key = names.ended(job_id)
     with r.pipeline() as pipeline:
         pipeline.xadd(key, {"ended": b"1"}, maxlen=1)
-        pipeline.expire(key, names.KEPT_SECONDS)
+        pipeline.expire(key, NOTICE_SECONDS)
         pipeline.execute()
 
 
 async def wait_for_job(r: redis.asyncio.Redis, job_id: str, timeout: float) -> bool:
-    """Wait until the job's end is announced, also when that was before the call; False after `timeout` seconds.
+    """Wait until the job's end is announced, also when that was just before; False after `timeout` seconds.
 
     Only the database says how the job ended, so read it after either answer.
     """
