@@ -1,0 +1,137 @@
+"""Time share, fault points, patience and error objects."""
+
+import os
+import signal
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+from sqlalchemy.exc import OperationalError
+
+from app.db.session import Database
+from app.text.examples import ExampleError
+from workers.runtime.fault_points import FaultPoints
+from workers.runtime.job_errors import job_error
+from workers.runtime.retry import Pauses, patiently
+from workers.runtime.time_share import TimeShare
+from workers.training.errors import TrainingError
+
+
+class Clock:
+    """A clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+def test_decoding_gets_as_much_time_as_the_last_slice_of_training() -> None:
+    clock = Clock()
+    share = TimeShare(clock)
+    assert share.training_is_due
+    with share.training():
+        clock.now += 0.3
+    for due_before in (False, False, False):
+        assert share.training_is_due is due_before
+        with share.decoding():
+            clock.now += 0.125
+    assert share.training_is_due
+    with share.training():
+        clock.now += 5
+    assert not share.training_is_due
+    share.forgive()
+    assert share.training_is_due
+
+
+@pytest.fixture
+def signals(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The signals this process would have sent itself."""
+    sent: list[int] = []
+    monkeypatch.setattr(os, "kill", lambda pid, number: sent.append(number) if pid == os.getpid() else None)
+    return sent
+
+
+def test_fault_points_fire_at_their_count_and_only_when_armed(signals: list[int]) -> None:
+    faults = FaultPoints.from_environment({"GRAFT_FAULT": "step.after:kill:3,publish.before:stop"})
+    for expected in ([], [], [signal.SIGKILL], [signal.SIGKILL]):
+        faults.hit("step.after")
+        faults.hit("snapshot.before")
+        assert signals == expected
+    faults.hit("publish.before")
+    assert signals == [signal.SIGKILL, signal.SIGSTOP]
+    FaultPoints.from_environment({}).hit("step.after")
+    assert len(signals) == 2
+
+
+@pytest.mark.parametrize("spec", ["nowhere:kill", "step.after:explode", "step.after", "step.after:kill:soon"])
+def test_a_misspelt_fault_is_refused(spec: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        FaultPoints.from_environment({"GRAFT_FAULT": spec})
+
+
+def test_a_commit_point_fires_inside_the_transaction_of_its_block_only(signals: list[int], sqlite_url: str) -> None:
+    database = Database(sqlite_url)
+    faults = FaultPoints.from_environment({"GRAFT_FAULT": "publish.before_commit:kill"})
+    with database.write():
+        pass
+    assert signals == []
+    with faults.at_commit("publish.before_commit"), database.write():
+        assert signals == []
+    assert signals == [signal.SIGKILL]
+    database.dispose()
+
+
+def away() -> OperationalError:
+    """The error of a database that does not answer."""
+    return OperationalError("SELECT 1", {}, Exception("connection refused"))
+
+
+def test_patience_tries_again_with_growing_pauses_and_returns_the_result() -> None:
+    outcomes: Iterator[object] = iter([away(), away(), away(), "done"])
+
+    def call() -> object:
+        outcome = next(outcomes)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    results = []
+
+    def collect() -> Pauses[None]:
+        results.append((yield from patiently(call, what="test", patience=60)))
+
+    assert list(collect()) == [0.1, 0.2, 0.4]
+    assert results == ["done"]
+
+
+def test_patience_ends_and_other_errors_need_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = count(step=10)
+    monkeypatch.setattr("workers.runtime.retry.time.monotonic", lambda: next(ticks))
+
+    def unreachable() -> None:
+        raise away()
+
+    with pytest.raises(OperationalError):
+        list(patiently(unreachable, what="test", patience=35))
+    assert next(ticks) == 50
+
+    def broken() -> None:
+        raise ValueError("no database error")
+
+    with pytest.raises(ValueError, match="no database error"):
+        next(patiently(broken, what="test", patience=35))
+
+
+def test_job_errors_are_precise_for_what_is_known_and_silent_about_surprises() -> None:
+    assert job_error(TrainingError("zero_gradient", "q_proj got none")) == {
+        "code": "zero_gradient",
+        "message": "q_proj got none",
+        "param": None,
+    }
+    assert job_error(ExampleError([("messages", "missing")]))["code"] == "invalid_training_data"
+    surprise = job_error(RuntimeError("/secret/path"))
+    assert surprise["code"] == "internal_error"
+    assert "/secret" not in str(surprise["message"])
