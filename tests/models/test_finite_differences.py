@@ -1,5 +1,7 @@
 """Every gradient against central differences in float64: all base weights, and both factors of all seven targets."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
@@ -18,7 +20,7 @@ SEQUENCES = [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 3]]
 STEP = 1e-6
 
 
-def _central_difference(loss, parameter: Tensor) -> Tensor:  # noqa: ANN001
+def _central_difference(loss: Callable[[], Tensor], parameter: Tensor) -> Tensor:
     result = torch.empty_like(parameter)
     flat, out = parameter.data.view(-1), result.view(-1)
     with torch.no_grad():
@@ -32,7 +34,7 @@ def _central_difference(loss, parameter: Tensor) -> Tensor:  # noqa: ANN001
     return result
 
 
-def _assert_gradients(loss, parameters: dict[str, Tensor]) -> None:  # noqa: ANN001
+def _assert_gradients(loss: Callable[[], Tensor], parameters: dict[str, Tensor]) -> None:
     loss().backward()
     for name, parameter in parameters.items():
         assert parameter.grad is not None, name
@@ -62,9 +64,11 @@ def test_every_parameter_and_the_input_of_a_block() -> None:
     context = BatchContext(lengths, rotation, make_route([-1] * 3, lengths, model.device), None)
     x_TD = torch.randn(sum(lengths), 8, dtype=torch.float64, requires_grad=True)
     projection = torch.randn(sum(lengths), 8, dtype=torch.float64)
-    _assert_gradients(
-        lambda: (block(x_TD, context) * projection).sum(), {"input": x_TD, **dict(block.named_parameters())}
-    )
+
+    def loss() -> Tensor:
+        return (block(x_TD, context) * projection).sum()
+
+    _assert_gradients(loss, {"input": x_TD, **dict(block.named_parameters())})
 
 
 def _adapter(model: LanguageModel, seed: int, rank: int, targets: list[str]) -> AdapterWeights:

@@ -6,7 +6,7 @@ gradient chunk by chunk and scaled by the incoming gradient later, which is exac
 Legend: T rows, C rows of a chunk, D width, V vocabulary.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,16 +18,28 @@ from workers.kernels.packed_weight import packed_linear
 CHUNK_ROWS = 128
 
 
-def _chunk_nll(hidden_CD: Tensor, weight_VD: Tensor, packed: Tensor | None, targets_C: Tensor) -> tuple[Tensor, Tensor]:
+class _Chunk(NamedTuple):
+    """exp(logits − max) and its row sums, from which loss and gradient both follow."""
+
+    nll_C: Tensor
+    exp_CV: Tensor
+    sum_C1: Tensor
+
+
+def _chunk(hidden_CD: Tensor, weight_VD: Tensor, packed: Tensor | None, targets_C: Tensor) -> _Chunk:
     logits_CV = linear(hidden_CD, weight_VD) if packed is None else packed_linear(hidden_CD, packed)
-    logits_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
-    nll_C = torch.logsumexp(logits_CV, dim=-1) - logits_CV.gather(-1, targets_C[:, None])[:, 0]
-    return nll_C, logits_CV
+    max_C1 = logits_CV.amax(-1, keepdim=True)
+    shifted_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32)).sub_(max_C1)
+    target_C1 = shifted_CV.gather(-1, targets_C[:, None])
+    exp_CV = shifted_CV.exp_()
+    sum_C1 = exp_CV.sum(-1, keepdim=True)
+    return _Chunk((sum_C1.log() - target_C1)[:, 0], exp_CV, sum_C1)
 
 
-def _logits_gradient(logits_CV: Tensor, targets_C: Tensor, dtype: torch.dtype) -> Tensor:
-    grad_CV = torch.softmax(logits_CV, dim=-1)
-    grad_CV.scatter_add_(-1, targets_C[:, None], torch.full_like(grad_CV[:, :1], -1.0))
+def _logits_gradient(chunk: _Chunk, targets_C: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return softmax − onehot; uses up the chunk."""
+    grad_CV = chunk.exp_CV.div_(chunk.sum_C1)
+    grad_CV.scatter_add_(-1, targets_C[:, None], torch.full_like(chunk.sum_C1, -1.0))
     return grad_CV.to(dtype)
 
 
@@ -38,10 +50,10 @@ class _LinearCrossEntropy(Function):
         nll, grads = [], []
         for rows in range(0, len(targets_T), CHUNK_ROWS):
             hidden_CD, targets_C = hidden_TD[rows : rows + CHUNK_ROWS], targets_T[rows : rows + CHUNK_ROWS]
-            nll_C, logits_CV = _chunk_nll(hidden_CD, weight_VD, packed, targets_C)
-            nll.append(nll_C)
+            chunk = _chunk(hidden_CD, weight_VD, packed, targets_C)
+            nll.append(chunk.nll_C)
             if need_hidden:
-                grads.append(_logits_gradient(logits_CV, targets_C, hidden_TD.dtype) @ weight_VD)
+                grads.append(_logits_gradient(chunk, targets_C, hidden_TD.dtype) @ weight_VD)
         ctx.save_for_backward(
             torch.cat(grads) if need_hidden else None, hidden_TD if need_weight else None, weight_VD, targets_T
         )
@@ -56,10 +68,10 @@ class _LinearCrossEntropy(Function):
         if hidden_TD is not None:
             g_weight = torch.zeros_like(weight_VD)
             for rows in range(0, len(targets_T), CHUNK_ROWS):
-                chunk = slice(rows, rows + CHUNK_ROWS)
-                _, logits_CV = _chunk_nll(hidden_TD[chunk], weight_VD, None, targets_T[chunk])
-                grad_CV = _logits_gradient(logits_CV, targets_T[chunk], weight_VD.dtype)
-                g_weight.addmm_((grad_CV * gy_T[chunk, None].to(grad_CV.dtype)).T, hidden_TD[chunk])
+                part = slice(rows, rows + CHUNK_ROWS)
+                chunk = _chunk(hidden_TD[part], weight_VD, None, targets_T[part])
+                grad_CV = _logits_gradient(chunk, targets_T[part], weight_VD.dtype)
+                g_weight.addmm_((grad_CV * gy_T[part, None].to(grad_CV.dtype)).T, hidden_TD[part])
         return g_hidden, g_weight, None, None
 
 

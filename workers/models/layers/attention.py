@@ -12,16 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from workers.kernels.causal_attention import causal_attention, fused_attention
 from workers.models.cache import SequenceCache
-
-
-def _attend(q_SLHE: Tensor, k_SMGE: Tensor, v_SMGE: Tensor, mask_LM: Tensor | None, *, causal: bool) -> Tensor:
-    """Return [S, L, H, E]; heads of k and v are repeated for the queries that share them."""
-    shared = q_SLHE.shape[2] // k_SMGE.shape[2]
-    q, k, v = (x.transpose(1, 2) for x in (q_SLHE, k_SMGE, v_SMGE))
-    if shared > 1:
-        k, v = k.repeat_interleave(shared, dim=1), v.repeat_interleave(shared, dim=1)
-    return scaled_dot_product_attention(q, k, v, attn_mask=mask_LM, is_causal=causal).transpose(1, 2)
 
 
 def packed_attention(q_THE: Tensor, k_TGE: Tensor, v_TGE: Tensor, lengths: Sequence[int]) -> Tensor:
@@ -30,12 +22,8 @@ def packed_attention(q_THE: Tensor, k_TGE: Tensor, v_TGE: Tensor, lengths: Seque
     sizes = [length * count for length, count in runs]
     pieces = zip(runs, q_THE.split(sizes), k_TGE.split(sizes), v_TGE.split(sizes), strict=True)
     outputs = [
-        _attend(
-            q.unflatten(0, (count, length)),
-            k.unflatten(0, (count, length)),
-            v.unflatten(0, (count, length)),
-            None,
-            causal=length > 1,
+        causal_attention(
+            q.unflatten(0, (count, length)), k.unflatten(0, (count, length)), v.unflatten(0, (count, length))
         ).flatten(0, 1)
         for (length, count), q, k, v in pieces
     ]
@@ -68,4 +56,4 @@ def _attend_cache(q_LHE: Tensor, kv_M2GE: Tensor, past: int) -> Tensor:
         ones = torch.ones(length, past + length, dtype=torch.bool, device=q_LHE.device)
         mask_LM = ones.tril(diagonal=past)
     k_1MGE, v_1MGE = kv_M2GE[None].split(groups, dim=2)
-    return _attend(q_LHE[None], k_1MGE, v_1MGE, mask_LM, causal=past == 0)[0]
+    return fused_attention(q_LHE[None], k_1MGE, v_1MGE, mask_LM, causal=past == 0)[0]
