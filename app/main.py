@@ -3,11 +3,11 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
 from app.api.authentication import AuthenticationMiddleware
 from app.api.body_limits import DeclaredLengthMiddleware
-from app.api.deps import Resources
+from app.api.deps import Resources, bearer
 from app.api.errors import install_error_handlers
 from app.api.request_log import RequestLogMiddleware
 from app.api.routes import adapt, adapters, completions, files, fine_tuning_jobs, health, models
@@ -48,8 +48,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_middleware(DeclaredLengthMiddleware, limits=limits, otherwise=MAX_JSON_BYTES)
     app.add_middleware(AuthenticationMiddleware)
     app.add_middleware(RequestLogMiddleware)
-    for module in (health, fine_tuning_jobs, adapt, models, completions):
-        app.include_router(module.router, max_body_size=MAX_JSON_BYTES)
+    app.include_router(health.router)
+    for module in (fine_tuning_jobs, adapt, models, completions):
+        app.include_router(module.router, max_body_size=MAX_JSON_BYTES, dependencies=[Depends(bearer)])
     for router, limit in uploads:
-        app.include_router(router, max_body_size=limit)
+        app.include_router(router, max_body_size=limit, dependencies=[Depends(bearer)])
     return app

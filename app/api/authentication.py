@@ -4,6 +4,7 @@ from typing import cast
 
 from fastapi.concurrency import run_in_threadpool
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -31,7 +32,7 @@ class AuthenticationMiddleware:
             tenant_id = await run_in_threadpool(authenticate, database, key)
         except ServiceError as refusal:
             await error_response(refusal)(scope, receive, send)
-        except OperationalError as error:
+        except (OperationalError, PoolTimeoutError) as error:
             await error_response(from_outage(error))(scope, receive, send)
         else:
             scope.setdefault("state", {})["tenant_id"] = tenant_id

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, cast
 
 from fastapi import Depends, Header, Path, Query, Request
+from fastapi.security import HTTPBearer
 from redis import Redis
 from redis.asyncio import Redis as AsyncRedis
 
@@ -48,6 +49,9 @@ async def _async_redis(held: ResourcesDep) -> AsyncRedis:
 async def _tenant_id(request: Request) -> str:
     return cast(str, request.state.tenant_id)
 
+
+bearer = HTTPBearer(auto_error=False, description="A key that starts with `tml-`; `X-API-Key` works too.")
+"""Only documents the key: the middleware has judged it before any dependency runs."""
 
 SettingsDep = Annotated[Settings, Depends(_settings)]
 DatabaseDep = Annotated[Database, Depends(_database)]

@@ -9,8 +9,10 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from redis.exceptions import RedisError
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 
 from app.core.errors import InvalidRequestError, NotFoundError, ServiceError, TooLargeError, UnavailableError
 
@@ -24,6 +26,10 @@ _CODES = {
 _UNION_MEMBERS = frozenset({"int", "float", "str", "bool"})
 _OWN_CODES = frozenset({"unsupported_parameter"})
 _STATUS_CODES = {404: "route_not_found", 405: "method_not_allowed"}
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection before its answer was ready; nobody is left to tell."""
 
 
 def error_body(error: ServiceError) -> dict[str, object]:
@@ -96,7 +102,7 @@ def from_http(error: HTTPException) -> ServiceError:
 
 def from_outage(error: Exception) -> UnavailableError:
     """Return the refusal while the database or Redis cannot be reached."""
-    what = "database" if isinstance(error, OperationalError) else "redis"
+    what = "database" if isinstance(error, SQLAlchemyError) else "redis"
     structlog.get_logger().error("dependency unavailable", dependency=what, exc_info=error)
     return UnavailableError(
         f"The service cannot reach its {what}; try again shortly", code=f"{what}_unavailable", retry_after=RETRY_SECONDS
@@ -125,9 +131,14 @@ def install_error_handlers(app: FastAPI) -> None:
         structlog.get_logger().error("request failed", exc_info=error)
         return error_response(ServiceError("The service failed to handle this request", code="internal_error"))
 
+    async def gone(_request: Request, _error: Exception) -> Response:
+        return Response(status_code=499)
+
+    app.add_exception_handler(ClientGoneError, gone)
     app.add_exception_handler(ServiceError, refused)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(HTTPException, framework)
     app.add_exception_handler(OperationalError, outage)
+    app.add_exception_handler(PoolTimeoutError, outage)
     app.add_exception_handler(RedisError, outage)
     app.add_exception_handler(Exception, failed)

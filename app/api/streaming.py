@@ -11,7 +11,7 @@ import structlog
 from fastapi import Request
 from fastapi.sse import EventSourceResponse, format_sse_event
 
-from app.api.errors import error_body, from_outage
+from app.api.errors import ClientGoneError, error_body, from_outage
 from app.core.errors import ServiceError
 from app.services.generation import Delta, Usage
 
@@ -34,10 +34,6 @@ class StreamedAnswer(Protocol):
 
     def closing(self, usage: Usage) -> dict[str, Any]:
         """Return the usage chunk."""
-
-
-class ClientGoneError(Exception):
-    """The client closed the connection before its answer was ready; nobody is left to tell."""
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:

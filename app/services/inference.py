@@ -29,9 +29,11 @@ async def submit(client: AsyncRedis, requests: Sequence[GenerateRequest | ScoreR
     for count, request in enumerate(requests):
         try:
             await inference_requests.submit(client, request, limit)
-        except QueueFullError as error:
-            for earlier in requests[:count]:
-                await aborts.abort(client, earlier.id)
+        except BaseException as error:
+            for sent in requests[: count + 1]:
+                await _abort(client, sent.id)
+            if not isinstance(error, QueueFullError):
+                raise
             raise UnavailableError(
                 f"The queue of {base_model} is full", code="queue_full", retry_after=RETRY_SECONDS
             ) from error
@@ -62,6 +64,7 @@ async def merged_events(
     client: AsyncRedis, request_ids: Sequence[str], *, silence: float
 ) -> AsyncGenerator[tuple[int, InferenceEvent], None]:
     """Yield the events of several requests as they come, each with its request's position. Raises as `events` does."""
+    unfinished = set(request_ids)
     queue: asyncio.Queue[tuple[int, InferenceEvent] | Exception | None] = asyncio.Queue()
 
     async def pump(position: int, request_id: str) -> None:
@@ -69,6 +72,7 @@ async def merged_events(
             async with aclosing(events(client, request_id, silence=silence)) as stream:
                 async for event in stream:
                     queue.put_nowait((position, event))
+            unfinished.discard(request_id)
             queue.put_nowait(None)
         except Exception as error:
             queue.put_nowait(error)
@@ -89,6 +93,8 @@ async def merged_events(
             for task in pumps:
                 task.cancel()
             await asyncio.gather(*pumps, return_exceptions=True)
+            for request_id in unfinished:
+                await _abort(client, request_id)
 
 
 def _stream(client: AsyncRedis, request_id: str, silence: float) -> AsyncGenerator[InferenceEvent, None]:

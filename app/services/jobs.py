@@ -1,5 +1,6 @@
 """Jobs of both kinds once they are planned: queued once, read, cancelled."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -47,9 +48,11 @@ class Once:
     request_sha256: str
 
 
-def once(route: str, key: str | None, body: bytes) -> Once | None:
+def once(route: str, key: str | None, body: Mapping[str, object]) -> Once | None:
     """Return the idempotency of a request, if it carries a key."""
-    return Once(route, key, idempotency.request_sha256(body)) if key else None
+    if key is None:
+        return None
+    return Once(route, key, idempotency.request_sha256(json.dumps(body, sort_keys=True).encode()))
 
 
 def find_earlier(session: Session, tenant_id: str, request: Once | None) -> Job | None:

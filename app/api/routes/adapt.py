@@ -54,7 +54,7 @@ async def create_evaluation(
 
 
 def _queue(held: Resources, tenant_id: str, body: AdaptBody, idempotency_key: str | None) -> Job:
-    request = jobs.once("adapt", idempotency_key, body.model_dump_json(exclude={"wait"}).encode())
+    request = jobs.once("adapt", idempotency_key, body.model_dump(exclude={"wait"}))
     with held.database.read() as session:
         if earlier := jobs.find_earlier(session, tenant_id, request):
             return earlier

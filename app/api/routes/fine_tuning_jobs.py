@@ -31,7 +31,7 @@ def create_job(
     idempotency_key: IdempotencyKey = None,
 ) -> JobObject:
     """Queue a fine-tune. The same `Idempotency-Key` with the same body returns the job that exists already."""
-    request = jobs.once("fine_tuning.jobs", idempotency_key, body.model_dump_json().encode())
+    request = jobs.once("fine_tuning.jobs", idempotency_key, body.model_dump())
     hyperparameters = body.wanted_hyperparameters()
     with database.read() as session:
         if earlier := jobs.find_earlier(session, tenant_id, request):

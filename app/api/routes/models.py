@@ -17,7 +17,7 @@ def list_all_models(database: DatabaseDep, tenant_id: TenantDep) -> dict[str, An
     """List the hosted base models and the tenant's adapters."""
     with database.read() as session:
         models = list_models(session, tenant_id)
-    data = [ModelObject.of(model, model.adapter.name if model.adapter else model.name) for model in models]
+    data = [ModelObject.of(model, model.name) for model in models]
     return {"object": "list", "data": data, "has_more": False}
 
 

@@ -1,7 +1,7 @@
 """What all bodies share: strict requests, OpenAI's pages, fields accepted only at their neutral value."""
 
 from collections.abc import Sequence
-from typing import Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 from pydantic_core import PydanticCustomError
@@ -13,6 +13,15 @@ class RequestBody(BaseModel):
     """A JSON body: unknown fields, numbers in strings and non-finite numbers are refused by name."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def _unicode(text: str) -> str:
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("contains a lone surrogate, which is not text")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_unicode)]
 
 
 class Page(BaseModel, Generic[T]):

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, cast
 from pydantic import BeforeValidator, Field, StringConstraints, model_validator
 from pydantic_core import PydanticCustomError
 
-from app.api.schemas.common import RequestBody, only
+from app.api.schemas.common import RequestBody, Text, only
 from app.api.schemas.fine_tuning import ModelName
 from app.services.prompts import Sampling
 
@@ -71,7 +71,7 @@ class Message(RequestBody):
     """One turn of a conversation."""
 
     role: Annotated[Literal["system", "user", "assistant"], BeforeValidator(_role)]
-    content: Annotated[str, BeforeValidator(_text_of)]
+    content: Annotated[Text, BeforeValidator(_text_of)]
     name: Annotated[Any, only()] = None
     refusal: Annotated[Any, only()] = None
     audio: Annotated[Any, only()] = None
@@ -168,7 +168,7 @@ class ChatBody(GenerationBody):
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
-    prompt: Annotated[list[str] | list[list[int]], BeforeValidator(_prompts)]
+    prompt: Annotated[list[Text] | list[list[int]], BeforeValidator(_prompts)]
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: int | None = None

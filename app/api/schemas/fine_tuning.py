@@ -19,7 +19,7 @@ from app.services.job_options import (
 from app.services.model_names import ADAPTER_NAME
 
 MetadataKey = Annotated[str, StringConstraints(pattern=r'^[^"\\\x00-\x1f]{1,64}$')]
-MetadataValue = Annotated[str, StringConstraints(max_length=512)]
+MetadataValue = Annotated[str, StringConstraints(max_length=512, pattern=r"^[^\x00]*$")]
 Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=16)]
 ModelName = Annotated[str, StringConstraints(min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$")]
 AdapterName = Annotated[str, StringConstraints(pattern=ADAPTER_NAME)]
@@ -76,7 +76,7 @@ class JobCreate(RunWishes):
 
     training_file: FileId
     validation_file: FileId | None = None
-    suffix: Annotated[str, StringConstraints(min_length=1, max_length=64)] | None = None
+    suffix: Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[^\x00]*$")] | None = None
     method: Method | None = None
     hyperparameters: Hyperparameters | None = None
     integrations: Annotated[list[Any] | None, only([])] = None

@@ -168,6 +168,22 @@ def test_what_is_not_supported_is_refused_by_name(api: Any, param: str) -> None:
     assert error["message"].startswith(f"{param}: ")
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("chat/completions", {"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content"),
+        ("completions", {"prompt": "\ud800"}, "prompt[0]"),
+        ("completions", {"prompt": "a", "stop": ["\ud800"]}, "stop[0]"),
+        ("evaluate", {"text": "a\ud800"}, "text"),
+        ("adapt", {"messages": [{"role": "assistant", "content": "\ud800"}]}, "messages"),
+    ],
+)
+def test_what_is_not_unicode_is_refused_everywhere(api: Any, path: str, body: Any, param: str) -> None:
+    content = json.dumps({"model": BASE} | body)
+    answer = api.send("POST", f"/v1/{path}", content=content, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
 def test_completion_fields_that_cannot_be_honoured_are_refused(api: Any) -> None:
     assert complete(api, prompt="x", suffix="y").json()["error"]["param"] == "suffix"
     assert complete(api, prompt="x", best_of=3).json()["error"]["code"] == "unsupported_parameter"
