@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from sqlalchemy import delete, func, select, update
+from sqlalchemy import delete, func, select, text, update
 
 from app.db import blobs
-from app.db.repositories import files
+from app.db.repositories import files, tenants
 from app.db.session import Database
 from app.db.tables import Blob, BlobChunk
 from tests.integration.db import rows
@@ -50,6 +50,8 @@ def test_the_same_content_is_stored_once_within_a_tenant_and_never_shared(
     assert store(database, tenant, b"other content") != first
     theirs = store(database, other_tenant, b"content")
     assert theirs != first
+    assert store(database, other_tenant, b"content") == theirs
+    assert store(database, tenant, b"content") == first
     with database.read() as session:
         assert session.scalar(select(func.count()).select_from(BlobChunk)) == 3
         for function in (blobs.read_blob, blobs.iter_blob, blobs.iter_lines):
@@ -194,3 +196,29 @@ def test_deleting_and_reusing_a_blob_at_once_never_loses_it(database: Database, 
         claimed = rows.claim_one(database)
         with database.read() as session:
             assert blobs.read_blob(session, tenant, claimed.training_blob_id) == b"content"
+
+
+def test_a_blob_about_to_be_used_again_is_not_deleted(postgres_url: str) -> None:
+    database = Database(postgres_url)
+    with database.write() as session:
+        tenant = tenants.create(session, "acme").id
+        blob_id = blobs.write_blob(session, tenant, b"content").id
+    deleted: list[bool] = []
+
+    def delete_it() -> None:
+        with database.write() as session:
+            deleted.append(blobs.delete_blob_if_unused(session, tenant, blob_id))
+
+    waiting = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+    with database.write() as session:
+        again = blobs.write_blob(session, tenant, b"content").id
+        thread = threading.Thread(target=delete_it)
+        thread.start()
+        while thread.is_alive() and not session.scalar(waiting):
+            session.execute(text("SELECT pg_stat_clear_snapshot()"))
+        rows.add_job(session, tenant, training_blob_id=again)
+    thread.join()
+    assert (again, deleted) == (blob_id, [False])
+    with database.read() as session:
+        assert blobs.read_blob(session, tenant, blob_id) == b"content"
+    database.dispose()
