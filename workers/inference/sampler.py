@@ -15,6 +15,11 @@ from torch import Tensor
 
 from app.contracts.inference import SamplingParams
 
+LOWEST_TEMPERATURE = 1e-6
+"""Below it float32 overflows; the most likely token has all the probability long before."""
+USUAL_NUCLEUS = 256
+"""Tokens among which top-p is looked for first: sorting a whole vocabulary takes as long as a small model's step."""
+
 
 def choice_generator(seed: int, index: int) -> torch.Generator:
     """Return the random stream of choice `index` of a request seeded with `seed`."""
@@ -37,15 +42,19 @@ def candidates(logits_V: Tensor, top_k: int, top_p: float) -> Tensor:
     Top-p keeps the fewest most likely tokens whose probabilities, after top-k, add up to at least `top_p`.
     """
     size = logits_V.shape[0]
-    k = min(top_k, size) if top_k else size
-    if k == size and top_p >= 1:
+    if (top_k or size) >= size and top_p >= 1:
         return torch.arange(size, device=logits_V.device)
-    values_C, ids_C = torch.topk(logits_V, k)
-    if top_p < 1:
+    if 0 < top_k < size:
+        values_C, ids_C = torch.topk(logits_V, top_k)
         probabilities_C = torch.softmax(values_C, dim=0)
-        mass_before_C = probabilities_C.cumsum(0) - probabilities_C
-        ids_C = ids_C[mass_before_C < top_p]
-    return ids_C.sort().values
+    else:
+        values_C, ids_C = torch.topk(logits_V, min(USUAL_NUCLEUS, size))
+        probabilities_C = torch.exp(values_C - torch.logsumexp(logits_V, dim=0))
+        if probabilities_C.sum() < top_p:
+            values_C, ids_C = torch.sort(logits_V, descending=True)
+            probabilities_C = torch.softmax(values_C, dim=0)
+    mass_before_C = probabilities_C.cumsum(0) - probabilities_C
+    return ids_C[mass_before_C < top_p].sort().values
 
 
 def next_token(logits_V: Tensor, params: SamplingParams, generator: torch.Generator, counts: Mapping[int, int]) -> int:
@@ -53,10 +62,9 @@ def next_token(logits_V: Tensor, params: SamplingParams, generator: torch.Genera
     logits_V = penalize(logits_V, counts, params)
     if params.temperature == 0:
         return int(logits_V.argmax())
-    # Float64 and a maximum of zero keep any positive temperature finite.
-    scaled_V = (logits_V.double() - logits_V.max()) / params.temperature
+    scaled_V = (logits_V - logits_V.max()) / max(params.temperature, LOWEST_TEMPERATURE)
     ids_C = candidates(scaled_V, params.top_k, params.top_p)
-    cumulative_C = torch.softmax(scaled_V[ids_C], dim=0).cumsum(0)
+    cumulative_C = torch.softmax(scaled_V[ids_C], dim=0).cumsum(0, dtype=torch.float64)
     uniform = torch.rand(1, generator=generator, dtype=torch.float64).to(cumulative_C.device)
     place = torch.searchsorted(cumulative_C, uniform * cumulative_C[-1], right=True)
     return int(ids_C[place.clamp(max=len(ids_C) - 1)])

@@ -4,6 +4,8 @@ from collections import Counter
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.contracts.inference import SamplingParams
 from workers.inference.sampler import candidates, choice_generator, next_token, penalize
@@ -37,6 +39,26 @@ def params(**changes: float) -> SamplingParams:
 )
 def test_top_k_then_top_p(top_k: int, top_p: float, kept: list[int]) -> None:
     assert candidates(LOGITS, top_k, top_p).tolist() == kept
+
+
+@given(
+    seed=st.integers(0, 1000),
+    spread=st.sampled_from([0.1, 1.0, 4.0]),
+    top_p=st.floats(0.01, 0.999),
+    top_k=st.integers(0, 900),
+)
+def test_the_nucleus_is_the_smallest_set_with_enough_probability(
+    seed: int, spread: float, top_p: float, top_k: int
+) -> None:
+    logits = torch.randn(800, generator=torch.Generator().manual_seed(seed)) * spread
+    ordered = torch.softmax(logits, 0).sort(descending=True)
+    within = ordered.values[: top_k or None].double()
+    mass = (within / within.sum()).cumsum(0)
+    kept = candidates(logits, top_k, top_p)
+    count = len(kept)
+    assert kept.tolist() == sorted(ordered.indices[:count].tolist())
+    assert mass[count - 1] >= top_p - 1e-5
+    assert count == 1 or mass[count - 2] < top_p + 1e-5
 
 
 def test_temperature_zero_is_greedy_and_draws_nothing() -> None:
