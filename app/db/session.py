@@ -25,7 +25,10 @@ class Database:
     def __init__(self, url: str) -> None:
         """Open a pool for a SQLAlchemy URL: `sqlite:///PATH` or `postgresql://…` (psycopg)."""
         self._engine = make_engine(url)
-        self._reader = self._engine.execution_options(postgresql_readonly=True)
+        self._reader = self._engine
+        if self.dialect == "postgresql":
+            snapshot = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True}
+            self._reader = self._engine.execution_options(**snapshot)
         self._writer = self._engine.execution_options(**{BEGIN_OPTION: "IMMEDIATE"})
 
     @property
@@ -35,7 +38,7 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """Yield a session that sees committed rows and writes nothing."""
+        """Yield a session that sees the rows committed before its first query, and writes nothing."""
         with Session(self._reader, expire_on_commit=False, autoflush=False) as session:
             yield session
 

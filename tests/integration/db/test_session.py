@@ -65,6 +65,19 @@ def test_a_read_session_cannot_write(database: Database) -> None:
         tenants.create(session, "acme")
 
 
+def test_a_read_sees_one_state(database: Database, tenant: str) -> None:
+    with database.read() as reading:
+        assert [row.name for row in tenants.list(reading)] == ["acme"]
+        with database.write() as session:
+            tenants.create(session, "globex")
+        assert [row.name for row in tenants.list(reading)] == ["acme"]
+    with database.read() as reading:
+        assert [row.name for row in tenants.list(reading)] == ["acme", "globex"]
+    with database.write() as writing:  # the same pooled connection, no longer bound to the reader's rules
+        tenants.create(writing, "initech")
+        assert writing.scalar(select(func.count()).select_from(Tenant)) == 3
+
+
 def test_a_write_sees_what_the_one_before_it_committed(database: Database, tenant: str) -> None:
     inside = threading.Event()
     seen_from_outside: list[float] = []
