@@ -1,7 +1,7 @@
-"""Causal attention with grouped queries whose backward goes block by block of queries.
+"""Causal attention with grouped queries: torch's fused one, and one for training that goes by blocks of queries.
 
-The forward is torch's own fused one. Its CPU backward is several times slower than plain products at training
-lengths, so the backward here makes the probabilities of a block again and keeps none of them.
+On the CPU, plain products are several times faster than the fused backward at training lengths. A block's
+probabilities are made again in the backward and none are kept, so memory grows with the length, not its square.
 
 Legend: S sequences, L tokens of one, H query heads, G key/value heads, E head width, P = S·G pairs,
 B rows of a block (its queries times the heads that share a key), M keys a block may see.
@@ -26,44 +26,69 @@ def fused_attention(q_SLHE: Tensor, k_SMGE: Tensor, v_SMGE: Tensor, mask_LM: Ten
     return scaled_dot_product_attention(q, k, v, attn_mask=mask_LM, is_causal=causal).transpose(1, 2)
 
 
-def _future(start: int, stop: int, shared: int, like: Tensor) -> Tensor:
-    """Return −inf where a query of start:stop would see a later key, repeated for the shared heads: [B, M]."""
-    mask = torch.full((stop - start, stop), float("-inf"), dtype=like.dtype, device=like.device)
-    return mask.triu(start + 1).repeat(shared, 1)
+class _Blocks:
+    """The tensors of one call in pairs of (sequence, key head), and the probabilities of a block of queries."""
+
+    def __init__(self, q_SLHE: Tensor, k_SLGE: Tensor, v_SLGE: Tensor) -> None:
+        self.sequences, self.length, self.groups, self.width = k_SLGE.shape
+        self.shared = q_SLHE.shape[2] // self.groups
+        self.scale = self.width**-0.5
+        self.q_SGHLE = self.by_group(q_SLHE)
+        self.k_PLE, self.v_PLE = (x.transpose(1, 2).reshape(-1, self.length, self.width) for x in (k_SLGE, v_SLGE))
+
+    def by_group(self, x_SLHE: Tensor) -> Tensor:
+        """View the query heads as [S, G, shared, L, E]."""
+        return x_SLHE.unflatten(2, (self.groups, self.shared)).permute(0, 2, 3, 1, 4)
+
+    def spans(self) -> list[tuple[int, int]]:
+        """First and last query of each block."""
+        starts = range(0, self.length, BLOCK_QUERIES)
+        return [(start, min(start + BLOCK_QUERIES, self.length)) for start in starts]
+
+    def rows(self, x_SGHLE: Tensor, start: int, stop: int) -> Tensor:
+        """Return a block's queries [P, B, E]."""
+        block_PBE: Tensor = x_SGHLE[:, :, :, start:stop].reshape(len(self.k_PLE), -1, self.width)
+        return block_PBE
+
+    def probabilities(self, q_PBE: Tensor, start: int, stop: int) -> Tensor:
+        """Return softmax over the keys up to each query [P, B, M]."""
+        future_BM = q_PBE.new_full((stop - start, stop), float("-inf")).triu(start + 1).repeat(self.shared, 1)
+        return torch.baddbmm(future_BM, q_PBE, self.k_PLE[:, :stop].mT, alpha=self.scale).softmax(-1)
 
 
 class _CausalAttention(Function):
     @staticmethod
     def forward(ctx: Any, q_SLHE: Tensor, k_SLGE: Tensor, v_SLGE: Tensor) -> Tensor:
         ctx.save_for_backward(q_SLHE, k_SLGE, v_SLGE)
-        return fused_attention(q_SLHE, k_SLGE, v_SLGE, None, causal=True)
+        blocks = _Blocks(q_SLHE, k_SLGE, v_SLGE)
+        out_SLHE = torch.empty(q_SLHE.shape, dtype=q_SLHE.dtype, device=q_SLHE.device)
+        out_SGHLE = blocks.by_group(out_SLHE)
+        for start, stop in blocks.spans():
+            p_PBM = blocks.probabilities(blocks.rows(blocks.q_SGHLE, start, stop), start, stop)
+            place = out_SGHLE[:, :, :, start:stop]
+            place.copy_(torch.bmm(p_PBM, blocks.v_PLE[:, :stop]).view(place.shape))
+        return out_SLHE
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         q_SLHE, k_SLGE, v_SLGE = ctx.saved_tensors
-        sequences, length, groups, width = k_SLGE.shape
-        shared, scale = q_SLHE.shape[2] // groups, width**-0.5
+        blocks = _Blocks(q_SLHE, k_SLGE, v_SLGE)
+        gq_SLHE = torch.empty(q_SLHE.shape, dtype=q_SLHE.dtype, device=q_SLHE.device)
+        g_SGHLE, gq_SGHLE = blocks.by_group(grads[0]), blocks.by_group(gq_SLHE)
         wide = torch.promote_types(q_SLHE.dtype, torch.float32)
-        gq_SLHE = torch.empty_like(q_SLHE)
-        q_SGHLE, g_SGHLE, gq_SGHLE = (
-            x.unflatten(2, (groups, shared)).permute(0, 2, 3, 1, 4) for x in (q_SLHE, grads[0], gq_SLHE)
-        )
-        k_PLE, v_PLE = (x.transpose(1, 2).reshape(-1, length, width) for x in (k_SLGE, v_SLGE))
-        gk_PLE, gv_PLE = (torch.zeros_like(x, dtype=wide) for x in (k_PLE, v_PLE))
-        for start in range(0, length, BLOCK_QUERIES):
-            stop = min(start + BLOCK_QUERIES, length)
-            rows = (slice(None), slice(None), slice(None), slice(start, stop))
-            q_PBE, g_PBE = (x[rows].reshape(len(k_PLE), -1, width) for x in (q_SGHLE, g_SGHLE))
-            k_PME, v_PME = k_PLE[:, :stop], v_PLE[:, :stop]
-            future_BM = _future(start, stop, shared, q_PBE)
-            p_PBM = torch.baddbmm(future_BM, q_PBE, k_PME.mT, alpha=scale).softmax(-1)
-            gp_PBM = torch.bmm(g_PBE, v_PME.mT)
+        gk_PLE, gv_PLE = (torch.zeros_like(x, dtype=wide) for x in (blocks.k_PLE, blocks.v_PLE))
+        for start, stop in blocks.spans():
+            q_PBE, g_PBE = (blocks.rows(x, start, stop) for x in (blocks.q_SGHLE, g_SGHLE))
+            p_PBM = blocks.probabilities(q_PBE, start, stop)
+            gp_PBM = torch.bmm(g_PBE, blocks.v_PLE[:, :stop].mT)
             gs_PBM = torch.ops.aten._softmax_backward_data(gp_PBM, p_PBM, -1, p_PBM.dtype)
             gv_PLE[:, :stop] += torch.bmm(p_PBM.mT, g_PBE)
             gk_PLE[:, :stop] += torch.bmm(gs_PBM.mT, q_PBE)
-            gq_SGHLE[rows] = (torch.bmm(gs_PBM, k_PME) * scale).view_as(gq_SGHLE[rows])
+            place = gq_SGHLE[:, :, :, start:stop]
+            torch.mul(torch.bmm(gs_PBM, blocks.k_PLE[:, :stop]).view(place.shape), blocks.scale, out=place)
         gk_SLGE, gv_SLGE = (
-            x.to(k_SLGE.dtype).unflatten(0, (sequences, groups)).transpose(1, 2) for x in (gk_PLE.mul_(scale), gv_PLE)
+            x.to(k_SLGE.dtype).unflatten(0, (blocks.sequences, blocks.groups)).transpose(1, 2)
+            for x in (gk_PLE.mul_(blocks.scale), gv_PLE)
         )
         return gq_SLHE, gk_SLGE, gv_SLGE
 

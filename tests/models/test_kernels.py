@@ -1,0 +1,76 @@
+"""The hand-written backwards against torch's own autograd over plain formulas."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, rms_norm, silu
+
+from workers.kernels import rms_norm as norm
+from workers.kernels.causal_attention import causal_attention, fused_attention
+from workers.kernels.linear_cross_entropy import CHUNK_ROWS, linear_cross_entropy
+from workers.kernels.lora_linear import frozen_linear, lora_linear
+from workers.kernels.packed_weight import can_pack, pack_weight
+from workers.kernels.swiglu import swiglu
+
+
+def _leaves(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes]
+
+
+def _assert_same(ours: Tensor, theirs: Tensor, leaves: list[Tensor], tolerance: float = 1e-10) -> None:
+    assert (ours - theirs).abs().max() < tolerance
+    upstream = torch.randn(ours.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(ours.dtype)
+    for one, other in zip(
+        torch.autograd.grad(ours, leaves, upstream), torch.autograd.grad(theirs, leaves, upstream), strict=True
+    ):
+        assert (one - other).abs().max() < tolerance
+
+
+@pytest.mark.parametrize("length", [1, 5, 128, 300])
+def test_blocked_attention_equals_the_fused_one(length: int) -> None:
+    q, k, v = _leaves((2, length, 6, 4), (2, length, 2, 4), (2, length, 2, 4))
+    _assert_same(causal_attention(q, k, v), fused_attention(q, k, v, None, causal=True), [q, k, v])
+
+
+@pytest.mark.parametrize("rows", [1, CHUNK_ROWS, 2 * CHUNK_ROWS + 3])
+def test_linear_cross_entropy_over_chunks(rows: int) -> None:
+    hidden, weight = _leaves((rows, 5), (17, 5))
+    targets = torch.arange(rows) % 17
+    expected = cross_entropy(hidden @ weight.T, targets, reduction="none")
+    _assert_same(linear_cross_entropy(hidden, weight, targets), expected, [hidden, weight])
+
+
+def test_linear_cross_entropy_of_no_rows_is_empty() -> None:
+    hidden, weight = _leaves((0, 5), (17, 5))
+    nll = linear_cross_entropy(hidden, weight, torch.zeros(0, dtype=torch.long))
+    assert nll.shape == (0,)
+    nll.sum().backward()
+
+
+def test_linear_cross_entropy_of_huge_logits_is_finite() -> None:
+    hidden, weight = torch.full((1, 1), 1e4), torch.tensor([[1.0], [-1.0]])
+    assert linear_cross_entropy(hidden, weight, torch.tensor([1])).item() == pytest.approx(2e4)
+
+
+def test_rms_norm_and_swiglu() -> None:
+    x, weight, gate_up = _leaves((7, 6), (6,), (7, 10))
+    _assert_same(norm.rms_norm(x, weight, 1e-5), rms_norm(x, (6,), weight, 1e-5), [x, weight])
+    _assert_same(swiglu(gate_up), silu(gate_up[:, :5]) * gate_up[:, 5:], [gate_up])
+
+
+def test_lora_linear_with_foreign_columns() -> None:
+    x, weight, a, b = _leaves((6, 5), (7, 5), (4, 5), (7, 4))
+    foreign = torch.tensor([[False, False, True, True]] * 3 + [[True, True, False, True]] * 3)
+    expected = x @ weight.T + (x @ a.T).masked_fill(foreign, 0) @ b.T
+    ours = lora_linear(x, weight, None, a_RK=a, b_NR=b, foreign_TR=foreign)
+    _assert_same(ours, expected, [x, weight, a, b])
+
+
+@pytest.mark.skipif(not can_pack(torch.zeros(2, 2, dtype=torch.bfloat16)), reason="this CPU has no bfloat16 products")
+def test_packed_weights_give_the_plain_products() -> None:
+    x, weight, a, b = _leaves((9, 64), (48, 64), (4, 64), (48, 4), dtype=torch.bfloat16)
+    packed = pack_weight(weight)
+    _assert_same(frozen_linear(x, weight.detach(), packed), frozen_linear(x, weight.detach(), None), [x], 0.26)
+    ours = lora_linear(x, weight.detach(), packed, a_RK=a, b_NR=b, foreign_TR=None)
+    _assert_same(ours, lora_linear(x, weight.detach(), None, a_RK=a, b_NR=b, foreign_TR=None), [x, a, b], 0.26)
