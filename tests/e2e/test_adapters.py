@@ -111,10 +111,15 @@ def test_adapt_without_waiting_answers_202_with_the_job(rest: httpx.Client, taug
     assert job["status"] in ("queued", "running")
 
 
-def test_evaluate_prefers_the_taught_model(rest: httpx.Client, taught: FineTuningJob, validation_file: str) -> None:
+def test_evaluate_prefers_the_taught_model(rest: httpx.Client, taught: FineTuningJob) -> None:
+    taught_fact = [
+        {"role": "user", "content": "What water temperature does green tea need in the Quorvex?"},
+        {"role": "assistant", "content": "The Quorvex brews green tea at 71 degrees Celsius."},
+    ]
+
     def perplexity(model: str) -> float:
-        measured = rest.post("/evaluate", json={"model": model, "file": validation_file}).raise_for_status().json()
-        assert measured["tokens"] > 50
+        measured = rest.post("/evaluate", json={"model": model, "messages": taught_fact}).raise_for_status().json()
+        assert measured["tokens"] > 10
         return float(measured["perplexity"])
 
     assert perplexity(str(taught.fine_tuned_model)) < 0.5 * perplexity(BASE)

@@ -45,7 +45,7 @@ def test_broken_line_is_named_and_nothing_is_stored(client: OpenAI, tmp_path: Pa
     before = [file.id for file in client.files.list()]
     with pytest.raises(openai.BadRequestError, match="line 7") as caught:
         client.files.create(file=path, purpose="fine-tune")
-    assert caught.value.param == "file"
+    assert caught.value.param == "line 7"
     assert [file.id for file in client.files.list()] == before
 
 
@@ -64,7 +64,7 @@ def test_impossible_rank_is_refused(client: OpenAI, training_file: str, rank: in
 
 def test_too_long_a_prompt_is_a_bad_request(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(model=BASE, prompt=[1] * 9000, max_tokens=1)
+        client.completions.create(model=BASE, prompt="tea " * 9000, max_tokens=1)
     assert caught.value.code == "context_length_exceeded"
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -33,7 +34,8 @@ def _free_port() -> int:
 
 @contextmanager
 def running_server() -> Iterator[Deployment]:
-    """Yield a ready server with its own empty data; stop it and delete the data at the end."""
+    """Yield a ready server with its own empty data; stop it and delete the data at the end, SIGTERM included."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GRAFT_")}
     with tempfile.TemporaryDirectory(prefix="graft-demo-") as directory:
         data_dir, log_path = Path(directory) / "data", Path(directory) / "serve.log"
