@@ -21,6 +21,8 @@ from app.db.session import Database
 log = structlog.get_logger()
 PRESENCE_BEATS = 3
 """A worker counts as gone after missing this many beats."""
+LONGEST_GOODBYE_SECONDS = 5.0
+"""A beat that waits for a silent database must not hold up the end of the process."""
 
 
 @dataclass
@@ -60,7 +62,7 @@ class Heartbeat:
     def stop(self) -> None:
         """Say no more, and close the thread's connections."""
         self._stopping.set()
-        self._thread.join()
+        self._thread.join(LONGEST_GOODBYE_SECONDS)
         self._database.dispose()
         self._bus.close()
 
