@@ -2,14 +2,16 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
 import redis
 import structlog
+from anyio import CancelScope
 from fastapi import Request
 from fastapi.sse import EventSourceResponse, format_sse_event
+from starlette.types import Send
 
 from app.api.errors import ClientGoneError, error_body, from_outage
 from app.core.errors import ServiceError
@@ -36,6 +38,22 @@ class StreamedAnswer(Protocol):
         """Return the usage chunk."""
 
 
+class ClosedEventStream(EventSourceResponse):
+    """Closes its generator however the connection ends: an abort must not wait for the garbage collector."""
+
+    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(events, headers=HEADERS)
+        self.events = events
+
+    async def stream_response(self, send: Send) -> None:
+        """Send the events."""
+        try:
+            await super().stream_response(send)
+        finally:
+            with CancelScope(shield=True):
+                await self.events.aclose()
+
+
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """Return what `work` returns, or cancel it when the client goes. Raises ClientGoneError then."""
 
@@ -59,12 +77,12 @@ def event_stream(
     answer: StreamedAnswer, deltas: AsyncGenerator[Delta, None], usage: Usage, *, choices: int
 ) -> EventSourceResponse:
     """Return a stream of the answer's chunks, closed by `[DONE]`, or by an error event when it fails midway."""
-    return EventSourceResponse(_events(answer, deltas, usage, choices), headers=HEADERS)
+    return ClosedEventStream(_events(answer, deltas, usage, choices))
 
 
 async def _events(
     answer: StreamedAnswer, deltas: AsyncGenerator[Delta, None], usage: Usage, choices: int
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     try:
         async with aclosing(deltas):
             for index in range(choices):
