@@ -35,7 +35,8 @@ format: $(VENV)/.installed-test ## rewrite the code in the house format
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/.installed-test ## measure speed against transformers and peft (see benchmarks/)
-	$(BIN)/python -m benchmarks
+	$(BIN)/python benchmarks/train_cpu.py
+	$(BIN)/python benchmarks/decode_cpu.py
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "Installing into $(VENV): once, a few minutes."
