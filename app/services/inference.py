@@ -5,9 +5,10 @@ Knows the bus and its failures; knows nothing of prompts, of OpenAI's answers or
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from typing import cast
 
+import structlog
 from anyio import CancelScope
 from redis.asyncio import Redis as AsyncRedis
 from redis.exceptions import RedisError
@@ -103,8 +104,11 @@ def _stream(client: AsyncRedis, request_id: str, silence: float) -> AsyncGenerat
 
 async def _abort(client: AsyncRedis, request_id: str) -> None:
     # Shielded: this runs while the client's disconnect is cancelling us.
-    with CancelScope(shield=True), suppress(RedisError):
-        await aborts.abort(client, request_id)
+    with CancelScope(shield=True):
+        try:
+            await aborts.abort(client, request_id)
+        except RedisError as error:
+            structlog.get_logger().warning("abort lost", request_id=request_id, error=str(error))
 
 
 def _failure(event: ErrorEvent) -> ServiceError:

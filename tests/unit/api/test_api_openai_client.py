@@ -196,7 +196,7 @@ def test_an_error_midway_reaches_the_client(client: OpenAI, worker: Any) -> None
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_its_place(api: Any, url: str, worker: Any, stream: bool) -> None:
-    worker.reply, worker.pause = "x" * 400, 0.02
+    worker.reply, worker.pause = "x" * 400, 0.05
     body = {"model": BASE, "messages": HI, "stream": stream}
     with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {api.key}"}) as leaving:
         if stream:
@@ -205,4 +205,4 @@ def test_a_client_that_leaves_frees_its_place(api: Any, url: str, worker: Any, s
         else:
             with pytest.raises(httpx.ReadTimeout):
                 leaving.post("/v1/chat/completions", json=body, timeout=0.5)
-    worker.wait_until(lambda: worker.aborted == {worker.requests[0].id})
+    worker.wait_until(lambda: worker.aborted == {worker.requests[0].id}, seconds=18)
