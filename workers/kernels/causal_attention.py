@@ -38,7 +38,8 @@ class _Blocks:
 
     def by_group(self, x_SLHE: Tensor) -> Tensor:
         """View the query heads as [S, G, shared, L, E]."""
-        return x_SLHE.unflatten(2, (self.groups, self.shared)).permute(0, 2, 3, 1, 4)
+        x_SGHLE: Tensor = x_SLHE.unflatten(2, (self.groups, self.shared)).permute(0, 2, 3, 1, 4)
+        return x_SGHLE
 
     def spans(self) -> list[tuple[int, int]]:
         """First and last query of each block."""
@@ -47,8 +48,7 @@ class _Blocks:
 
     def rows(self, x_SGHLE: Tensor, start: int, stop: int) -> Tensor:
         """Return a block's queries [P, B, E]."""
-        block_PBE: Tensor = x_SGHLE[:, :, :, start:stop].reshape(len(self.k_PLE), -1, self.width)
-        return block_PBE
+        return x_SGHLE[:, :, :, start:stop].reshape(len(self.k_PLE), -1, self.width)
 
     def probabilities(self, q_PBE: Tensor, start: int, stop: int) -> Tensor:
         """Return softmax over the keys up to each query [P, B, M]."""
