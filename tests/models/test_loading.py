@@ -21,7 +21,7 @@ def directory(tmp_path: Path) -> Path:
         ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM"),
         ({"attention_bias": True}, "attention_bias True is not supported"),
         ({"rope_parameters": {"rope_type": "llama3"}}, "rope type 'llama3' is not supported"),
-        ({"intermediate_size": 57}, r"gate_proj.weight has shape \(56, 32\), expected \(57, 32\)"),
+        ({"intermediate_size": 57}, r"down_proj.weight has shape \(32, 56\), expected \(32, 57\)"),
         ({"num_hidden_layers": 4}, "tensor model.layers.3.* is missing"),
         ({"num_hidden_layers": 2}, "tensor model.layers.2.* is unknown"),
         ({"rms_norm_eps": None}, "rms_norm_eps"),
