@@ -20,8 +20,10 @@ from app.core.errors import InvalidRequestError
 from app.services.job_options import Auto, JobOptions, LoRAOptions, given
 
 RANK, ALPHA, MAX_RANK = 16, 32.0, 512
-LEARNING_RATE = 1e-3
-EPOCHS: dict[JobKind, int] = {"fine_tune": 4, "adapt": 3}
+LEARNING_RATE = 2e-3
+ADAPT_EPOCHS = 3
+EPOCHS, EPOCHS_OF_LARGE_FILES, LARGE_FILE_EXAMPLES = 6, 3, 200
+"""A small file needs more passes to be learnt."""
 BATCH_SIZE, SEQ_LEN = 4, 512
 MAX_GRAD_NORM, WEIGHT_DECAY, BETA1, BETA2, EPS = 1.0, 0.0, 0.9, 0.999, 1e-8
 GRADIENT_ACCUMULATION = 1
@@ -132,7 +134,7 @@ def _same(field: str, wanted: object, held: object, name: str) -> None:
 
 def _training(kind: JobKind, info: BaseModelInfo, options: JobOptions, examples: int) -> TrainingConfig:
     wish, hyper = options.training, options.hyperparameters
-    epochs = _one("n_epochs", hyper.n_epochs, "training.epochs", wish.epochs, EPOCHS[kind])
+    epochs = _one("n_epochs", hyper.n_epochs, "training.epochs", wish.epochs, _epochs(kind, examples))
     batch_size = _one("batch_size", hyper.batch_size, "training.batch_size", wish.batch_size, BATCH_SIZE)
     accumulation = given(wish.gradient_accumulation, GRADIENT_ACCUMULATION)
     steps = epochs * -(-examples // (batch_size * accumulation))
@@ -149,6 +151,12 @@ def _training(kind: JobKind, info: BaseModelInfo, options: JobOptions, examples:
         gradient_accumulation=accumulation,
         warmup_steps=given(wish.warmup_steps, min(MAX_WARMUP_STEPS, round(WARMUP_SHARE * steps))),
     )
+
+
+def _epochs(kind: JobKind, examples: int) -> int:
+    if kind == "adapt":
+        return ADAPT_EPOCHS
+    return EPOCHS if examples < LARGE_FILE_EXAMPLES else EPOCHS_OF_LARGE_FILES
 
 
 def _one(name: str, hyper: int | Auto, other_name: str, other: int | Auto, default: int) -> int:

@@ -1,8 +1,6 @@
 """Claims jobs and runs the claimed one slice by slice, with its lease kept alive."""
 
 import time
-from collections.abc import Generator
-
 import redis
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
@@ -12,6 +10,7 @@ from app.db import queue
 from app.db.queue import ClaimedJob
 from workers.runtime.heartbeat import Heartbeat
 from workers.runtime.job_runner import JobRoom, run_job
+from workers.runtime.retry import Pauses
 
 log = structlog.get_logger()
 
@@ -34,7 +33,7 @@ class JobDesk:
         self._worker_id, self._lease_seconds, self._max_attempts = worker_id, lease_seconds, max_attempts
         self._poll_seconds = poll_seconds
         self._job: ClaimedJob | None = None
-        self._slices: Generator[float, None, None] | None = None
+        self._slices: Pauses[bool] | None = None
         self._resume_at = 0.0
         self._look_again_at = 0.0
 
@@ -76,8 +75,8 @@ class JobDesk:
         assert self._slices is not None
         try:
             self._resume_at = time.monotonic() + next(self._slices)
-        except StopIteration:
-            self._end()
+        except StopIteration as stop:
+            self._leave(ended=stop.value)
 
     def abandon(self) -> None:
         """Stop a job that did not come to a step's end in time: it goes back as of its last snapshot."""
@@ -88,14 +87,16 @@ class JobDesk:
             queue.give_back(self._room.database, self._job.lease)
         except (queue.StaleLeaseError, SQLAlchemyError) as error:
             log.warning("job left to its lease", job=self._job.lease.job_id, error=str(error))
-        self._end()
+        self._leave(ended=False)
 
-    def _end(self) -> None:
+    def _leave(self, *, ended: bool) -> None:
         assert self._job is not None
         job_id = self._job.lease.job_id
         self._heartbeat.unwatch()
         self._job = self._slices = None
-        log.info("job left", job=job_id)
+        log.info("job left", job=job_id, ended=ended)
+        if not ended:
+            return
         try:
             notify_job(self._bus, job_id)
         except redis.RedisError as error:

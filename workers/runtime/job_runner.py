@@ -51,13 +51,16 @@ class JobRoom:
     stopping: threading.Event
 
 
-def run_job(room: JobRoom, job: ClaimedJob, watch: LeaseWatch) -> Generator[float, None, None]:
-    """Run the job to its end, to a cancellation, or until the worker stops and gives it back."""
+def run_job(room: JobRoom, job: ClaimedJob, watch: LeaseWatch) -> Pauses[bool]:
+    """Run the job to its end, to a cancellation, or until the worker stops and gives it back.
+
+    Returns whether this ended the job; False when it was given back or left to another worker.
+    """
     recorder = Recorder(room.database, job.lease)
     try:
         try:
             run = yield from _prepare(room, job, recorder)
-            yield from _train(room, job, watch, run, recorder)
+            return (yield from _train(room, job, watch, run, recorder))
         except (StaleLeaseError, PublishError, *DATABASE_AWAY):
             raise
         except Exception as error:
@@ -66,14 +69,17 @@ def run_job(room: JobRoom, job: ClaimedJob, watch: LeaseWatch) -> Generator[floa
             yield from patiently(
                 lambda: queue.finish_failed(room.database, job.lease, details), what="fail", patience=FINISH_PATIENCE
             )
+            return True
     except StaleLeaseError:
         log.info("lease lost, the work is dropped", job=job.lease.job_id)
     except PublishError as error:
         log.info("adapter refused, the job has failed", job=job.lease.job_id, code=error.code)
+        return True
     except DATABASE_AWAY as error:
         log.error("database away too long, the job is left to its lease", job=job.lease.job_id, error=str(error))
     finally:
         room.bank.clear(room.slot)
+    return False
 
 
 def _prepare(room: JobRoom, job: ClaimedJob, recorder: Recorder) -> Pauses[TrainingRun]:
@@ -108,9 +114,7 @@ def _start_weights(room: JobRoom, job: ClaimedJob) -> AdapterWeights:
         return read_adapter(session, tenant_id, parent.weights_id, parent.config, room.info.modules)
 
 
-def _train(
-    room: JobRoom, job: ClaimedJob, watch: LeaseWatch, run: TrainingRun, recorder: Recorder
-) -> Generator[float, None, None]:
+def _train(room: JobRoom, job: ClaimedJob, watch: LeaseWatch, run: TrainingRun, recorder: Recorder) -> Pauses[bool]:
     at_rest = True
     """Whether stopping now loses no step of this attempt."""
     for event in run.slices():
@@ -121,14 +125,14 @@ def _train(
             yield from patiently(
                 lambda: queue.finish_cancelled(room.database, job.lease), what="cancel", patience=FINISH_PATIENCE
             )
-            return
+            return True
         if isinstance(event, StepDone):
             at_rest = False
             recorder.step(event.metrics)
             room.faults.hit("step.after")
         if room.stopping.is_set() and (at_rest or isinstance(event, StepDone)):
             yield from _give_back(room, job, run, recorder, snapshot=not at_rest)
-            return
+            return False
         if isinstance(event, StepDone) and event.metrics.step % room.snapshot_every_steps == 0:
             save_snapshot(room.database, job.lease, run, room.faults)
         elif isinstance(event, EpochDone):
@@ -137,8 +141,9 @@ def _train(
         elif isinstance(event, Finished):
             recorder.flush()
             yield from publish(room.database, job, room.info.id, event, room.faults, patience=FINISH_PATIENCE)
-            return
+            return True
         yield 0.0
+    return False
 
 
 def _give_back(

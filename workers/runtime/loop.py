@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 
 import structlog
 
@@ -21,9 +22,13 @@ def run_loop(
     *,
     poll_seconds: float,
     drain_seconds: float,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> None:
-    """Work until `stopping`, then finish running streams and hand the job back within `drain_seconds`."""
-    share = TimeShare()
+    """Work until `stopping`, then finish running streams and hand the job back within `drain_seconds`.
+
+    `clock` (seconds) measures the shares of training and decoding.
+    """
+    share = TimeShare(clock)
     while not stopping.is_set():
         idle = not desk.busy and not jobs.busy
         _receive(desk, stopping, poll_seconds if idle else 0.0)

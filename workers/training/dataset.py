@@ -24,6 +24,11 @@ class Window:
         """How many positions count."""
         return sum(self.loss_mask)
 
+    @property
+    def attends(self) -> bool:
+        """Whether a position counts that is predicted from more than one token, so that attention has a choice."""
+        return any(self.loss_mask[2:])
+
 
 @dataclass(frozen=True)
 class Dataset:

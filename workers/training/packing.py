@@ -25,6 +25,8 @@ class StepPlan:
     tokens: int
     targets: int
     """Positions that count: the step's loss is the mean over all of them."""
+    attends: bool
+    """Whether the step's data can give every parameter a gradient."""
 
 
 def _permutation(n: int, seed: int, epoch: int, purpose: str) -> list[int]:
@@ -55,7 +57,9 @@ def plan_epoch(
     for start in range(0, len(batches), gradient_accumulation):
         group = tuple(batches[start : start + gradient_accumulation])
         members = [w for batch in group for w in batch]
-        steps.append(StepPlan(group, count_tokens(members), sum(w.targets for w in members)))
+        steps.append(
+            StepPlan(group, count_tokens(members), sum(w.targets for w in members), any(w.attends for w in members))
+        )
     return steps
 
 

@@ -33,6 +33,8 @@ class Progress(BaseModel):
     """Of the last applied step, before the clip."""
     without_gradient: list[str] = []
     """Parameters that have not received a non-zero gradient yet."""
+    telling_steps: int = 0
+    """Applied steps whose data could give every parameter a gradient."""
     perplexity_before: float | None = None
     seconds: float = 0.0
     """Time spent computing, the caller's time between slices left out."""

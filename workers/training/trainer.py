@@ -119,7 +119,7 @@ class TrainingRun:
                 yield self._diverged()
                 return
             yield self._end_epoch()
-        require_gradients(progress.without_gradient, progress.step - progress.skipped)
+        require_gradients(progress.without_gradient, progress.telling_steps)
         yield from self._judge()
 
     def _step(self, plan: StepPlan) -> Iterator[RunEvent | None]:
@@ -140,13 +140,13 @@ class TrainingRun:
             warmup_steps=self._config.training.warmup_steps,
             peak=self._config.training.learning_rate,
         )
-        outcome = self._apply(rate) if math.isfinite(nll) else StepOutcome(math.nan, 0.0, applied=False)
+        outcome = self._apply(plan, rate) if math.isfinite(nll) else StepOutcome(math.nan, 0.0, applied=False)
         for parameter in self.state.weights.values():
             parameter.grad = None
         self._count(plan, nll, outcome)
         yield StepDone(self._metrics(nll / plan.targets, rate, outcome))
 
-    def _apply(self, rate: float) -> StepOutcome:
+    def _apply(self, plan: StepPlan, rate: float) -> StepOutcome:
         settings, state = self._config.training, self.state
         gradients = {name: p.grad for name, p in state.weights.items() if p.grad is not None}
         config = AdamWConfig(
@@ -159,11 +159,11 @@ class TrainingRun:
         )
         outcome = adamw_step(state.weights, gradients, state.moments, learning_rate=rate, config=config)
         progress = state.progress
-        if outcome.applied and progress.without_gradient:
+        if outcome.applied and plan.attends and progress.without_gradient:
             progress.without_gradient = still_without(progress.without_gradient, gradients)
-            applied_steps = progress.step + 1 - progress.skipped
-            if applied_steps == DUE_AFTER_STEPS:
-                require_gradients(progress.without_gradient, applied_steps)
+            progress.telling_steps += 1
+            if progress.telling_steps == DUE_AFTER_STEPS:
+                require_gradients(progress.without_gradient, progress.telling_steps)
         return outcome
 
     def _count(self, plan: StepPlan, nll: float, outcome: StepOutcome) -> None:

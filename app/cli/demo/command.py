@@ -50,7 +50,6 @@ def _story(console: Console, client: httpx.Client, training: Path, validation: P
         "training_file": rest.upload(client, training),
         "validation_file": rest.upload(client, validation),
         "adapter": ADAPTER,
-        "training": {"epochs": 6},
         "seed": 7,
     }
     job = follow(console, client, rest.create_job(client, body)["id"])

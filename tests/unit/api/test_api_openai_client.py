@@ -79,7 +79,7 @@ def test_a_job_from_creation_to_a_served_model(client: OpenAI, worker: Any) -> N
     assert extra["training"] == {
         "epochs": 2,
         "batch_size": 4,
-        "learning_rate": 1e-3,
+        "learning_rate": 2e-3,
         "seq_len": 512,
         "max_grad_norm": 1.0,
         "weight_decay": 0.1,

@@ -17,6 +17,7 @@ class Desks:
         self.calls: list[str] = []
         self.requests, self.slices = requests, slices
         self.stopping, self.slice_seconds = stopping, slice_seconds
+        self.now = 0.0
 
     def run(self, drain_seconds: float = 5.0) -> list[str]:
         """Run the loop until it ends; return what was called."""
@@ -26,6 +27,7 @@ class Desks:
             self.stopping,
             poll_seconds=0.01,
             drain_seconds=drain_seconds,
+            clock=lambda: self.now,
         )
         return self.calls
 
@@ -56,7 +58,7 @@ class RequestDesk:
         """Decode for a millisecond."""
         self.desks.calls.append("decode")
         self.desks.requests -= 1
-        time.sleep(0.001)
+        self.desks.now += 0.001
 
     def close(self) -> None:
         """Note it."""
@@ -86,7 +88,7 @@ class TrainingDesk:
         """Train for some time."""
         self.desks.calls.append("train")
         self.desks.slices -= 1
-        time.sleep(self.desks.slice_seconds)
+        self.desks.now += self.desks.slice_seconds
 
     def abandon(self) -> None:
         """Note it."""
@@ -108,12 +110,12 @@ def test_training_alone_is_not_held_up() -> None:
 
 
 def test_after_a_long_slice_of_training_requests_get_their_share() -> None:
-    calls = Desks(threading.Event(), requests=60, slices=3, slice_seconds=0.01).run()
+    calls = Desks(threading.Event(), requests=60, slices=3, slice_seconds=0.0095).run()
     work = [call for call in calls if call in ("train", "decode")]
     slices = [i for i, call in enumerate(work) if call == "train"]
     assert len(slices) == 3
-    # A step takes a millisecond at least, so 10 ms of training are worth two to ten steps on a busy machine.
-    assert all(2 <= after - before - 1 <= 10 for before, after in pairwise(slices))
+    # Steps of 1 ms: 9.5 ms of training are paid back by ten of them.
+    assert [after - before - 1 for before, after in pairwise(slices)] == [10, 10]
 
 
 def test_stopping_takes_no_new_requests_and_ends_in_time() -> None:

@@ -23,9 +23,9 @@ def test_everything_is_decided_when_nothing_is_asked() -> None:
     assert config.lora.seed == config.seed
     assert (config.trust_region.max_delta, config.rollback.enabled, config.rollback.tolerance) == (0.05, True, 1.25)
     assert config.training.model_dump() == {
-        "epochs": 4,
+        "epochs": 6,
         "batch_size": 4,
-        "learning_rate": 1e-3,
+        "learning_rate": 2e-3,
         "seq_len": 512,
         "max_grad_norm": 1.0,
         "weight_decay": 0.0,
@@ -33,13 +33,14 @@ def test_everything_is_decided_when_nothing_is_asked() -> None:
         "beta2": 0.999,
         "eps": 1e-8,
         "gradient_accumulation": 1,
-        "warmup_steps": 5,
+        "warmup_steps": 8,
     }
+    assert (resolve(examples=199).training.epochs, resolve(examples=200).training.epochs) == (6, 3)
     assert resolve("adapt", 1).training.epochs == 3
     assert resolve().seed != resolve().seed
 
 
-@pytest.mark.parametrize(("examples", "steps"), [(1, 0), (100, 5), (1000, 10)])
+@pytest.mark.parametrize(("examples", "steps"), [(1, 0), (100, 8), (1000, 10)])
 def test_warmup_is_a_twentieth_of_the_steps_and_at_most_ten(examples: int, steps: int) -> None:
     assert resolve(examples=examples).training.warmup_steps == steps
 
@@ -54,7 +55,7 @@ def test_wishes_win_over_auto() -> None:
         rollback={"enabled": False},
     )
     assert (config.seed, config.lora.seed, config.lora.targets) == (5, 9, ["o_proj", "q_proj"])
-    assert (config.training.epochs, config.training.learning_rate) == (2, 5e-4)
+    assert (config.training.epochs, config.training.learning_rate) == (2, 1e-3)
     assert (config.trust_region.max_delta, config.rollback.enabled) == (0, False)
     assert resolve(training={"epochs": 7}, hyperparameters={"n_epochs": 7}).training.epochs == 7
 

@@ -185,6 +185,14 @@ def test_nothing_to_learn_is_an_error() -> None:
     assert caught.value.code == "no_trainable_tokens"
 
 
+def test_two_tokens_are_learnt_although_attention_has_no_choice_in_them() -> None:
+    pair = TokenizedExample([3, 7], [0, 1])
+    run, bank, model = run_of(config_of(epochs=4, batch_size=1), [pair])
+    _, finished = _drive(run)
+    assert finished.result.losses[-1] < finished.result.losses[0]
+    assert finished.adapter is not None
+
+
 @pytest.mark.parametrize(("factor", "epochs"), [("lora_A", 2), ("lora_B", 1)])
 def test_targets_that_no_gradient_reaches_fail_the_run_by_name(factor: str, epochs: int) -> None:
     """Their gradients are cut off, as a fused kernel that bypasses a projection would; one step is enough for B."""
