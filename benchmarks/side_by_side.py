@@ -1,6 +1,8 @@
 """Runs two sides of a comparison in turn, each repetition in a process of its own, and prints medians and the ratio.
 
-A side prints one JSON object `{"rate": tokens per second}` as its last line; its peak memory is the child's own.
+A side prints one JSON object `{"rate": tokens per second}` as its last line; its peak memory is the child's own. Graft
+runs with the allocator settings its workers are started with. The peer runs twice: as it comes, and with those same
+settings, which its users would have to know.
 """
 
 import json
@@ -11,6 +13,8 @@ import subprocess
 import sys
 from importlib.metadata import version
 from typing import NamedTuple
+
+from app.cli.allocator import worker_environment
 
 
 class Sample(NamedTuple):
@@ -25,8 +29,10 @@ def report(rate: float) -> None:
     print(json.dumps({"rate": rate}), flush=True)
 
 
-def _run(script: str, arguments: list[str], threads: int) -> Sample:
+def _run(script: str, arguments: list[str], threads: int, *, tuned: bool) -> Sample:
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+    if tuned:
+        environment = worker_environment(environment)
     with subprocess.Popen(
         [sys.executable, script, *arguments], stdout=subprocess.PIPE, text=True, env=environment
     ) as child:
@@ -40,17 +46,23 @@ def _run(script: str, arguments: list[str], threads: int) -> Sample:
 
 
 def compare(script: str, cases: dict[str, dict[str, list[str]]], *, repetitions: int, threads: int) -> None:
-    """Run each case's sides `peer` and `graft` alternately; print one line a side and the ratio of medians."""
+    """Run each case's sides `peer` and `graft` alternately; print a line a side and the ratios of medians."""
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "peft"))
     print(f"{packages}; Python {platform.python_version()}; {threads} threads; load {os.getloadavg()[0]:.1f}")
     for case, sides in cases.items():
-        samples: dict[str, list[Sample]] = {side: [] for side in sides}
+        runs = {
+            "peer": (sides["peer"], False),
+            "peer, same allocator": (sides["peer"], True),
+            "graft": (sides["graft"], True),
+        }
+        samples: dict[str, list[Sample]] = {side: [] for side in runs}
         for _ in range(repetitions):
-            for side, arguments in sides.items():
-                samples[side].append(_run(script, arguments, threads))
-        medians = {side: statistics.median(s.rate for s in runs) for side, runs in samples.items()}
-        for side, runs in samples.items():
-            spread = ", ".join(f"{s.rate:.0f}" for s in runs)
-            peak = max(s.peak_mb for s in runs)
+            for side, (arguments, tuned) in runs.items():
+                samples[side].append(_run(script, arguments, threads, tuned=tuned))
+        medians = {side: statistics.median(s.rate for s in measured) for side, measured in samples.items()}
+        for side, measured in samples.items():
+            spread = ", ".join(f"{s.rate:.0f}" for s in measured)
+            peak = max(s.peak_mb for s in measured)
             print(f"{case}: {side}: {medians[side]:.1f} tok/s (runs {spread}), peak {peak:.0f} MB", flush=True)
-        print(f"{case}: ratio {medians['graft'] / medians['peer']:.2f}", flush=True)
+        for side in ("peer", "peer, same allocator"):
+            print(f"{case}: ratio to {side} {medians['graft'] / medians[side]:.2f}", flush=True)

@@ -13,6 +13,7 @@ import redis
 import typer
 
 from app.cli import supervisor
+from app.cli.allocator import worker_environment
 from app.cli.embedded import announced, check_port_free, owned_directory, valkey_server
 from app.cli.errors import CliError
 from app.cli.supervisor import Child
@@ -61,7 +62,9 @@ def _prepare_database(url: str) -> None:
 def _service_children(settings: Settings, host: str, port: int, environment: dict[str, str]) -> list[Child]:
     """Return the worker of each base model, then the API: the order to start in."""
     hosts = [
-        Child(f"worker of {model.id}", worker_command(model.id, None), environment, stop_seconds=30.0)
+        Child(
+            f"worker of {model.id}", worker_command(model.id, None), worker_environment(environment), stop_seconds=30.0
+        )
         for model in settings.base_models()
     ]
     command = [sys.executable, "-m", "app.cli.main", "api", "--host", host, "--port", str(port)]

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from app.cli.allocator import worker_environment
 from app.cli.errors import CliError
 from app.core.settings import get_settings
 
@@ -29,4 +30,4 @@ def worker(
     if base_model and base_model not in known:
         raise CliError(f"unknown base model '{base_model}': choose one of {', '.join(known)}, or add it to graft.toml")
     command = worker_command(base_model, device)
-    os.execv(command[0], command)  # noqa: S606 - our own interpreter and module, no shell
+    os.execve(command[0], command, worker_environment(os.environ))  # noqa: S606 - our own interpreter and module, no shell

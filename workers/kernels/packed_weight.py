@@ -7,6 +7,10 @@ Legend: T rows, K inputs, N outputs.
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+MIN_ROWS = 4
+"""oneDNN streams a blocked weight about a tenth faster for four rows than for one to three."""
 
 
 def can_pack(weight_NK: Tensor) -> bool:
@@ -27,5 +31,10 @@ def pack_weight(weight_NK: Tensor) -> Tensor:
 
 def packed_linear(x_TK: Tensor, packed: Tensor) -> Tensor:
     """Return x Wᵀ [T, N]. No autograd."""
+    rows = len(x_TK)
+    if rows == 1:
+        x_TK = x_TK.expand(MIN_ROWS, -1)
+    elif 0 < rows < MIN_ROWS:
+        x_TK = pad(x_TK, (0, 0, 0, MIN_ROWS - rows))
     y_TN: Tensor = torch.ops.mkldnn._linear_pointwise(x_TK, packed, None, "none", [], "")
-    return y_TN
+    return y_TN[:rows]

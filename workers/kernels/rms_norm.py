@@ -8,28 +8,26 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-
-
-def _statistics_dtype(x_TD: Tensor) -> torch.dtype:
-    return torch.promote_types(x_TD.dtype, torch.float32)
+from torch.nn.functional import rms_norm as torch_rms_norm
 
 
 class _RMSNorm(Function):
-    """Keeps the input and one number per row; the normalised rows are rebuilt in the backward."""
+    """Keeps the input only; everything else is rebuilt in the backward."""
 
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-        wide_TD = x_TD.to(_statistics_dtype(x_TD))
-        rstd_T1 = torch.rsqrt(wide_TD.square().mean(-1, keepdim=True) + eps)
-        ctx.save_for_backward(x_TD, weight_D, rstd_T1)
-        return (wide_TD * rstd_T1).to(x_TD.dtype) * weight_D
+        ctx.save_for_backward(x_TD, weight_D)
+        ctx.eps = eps
+        return torch_rms_norm(x_TD, weight_D.shape, weight_D, eps)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        x_TD, weight_D, rstd_T1 = ctx.saved_tensors
+        x_TD, weight_D = ctx.saved_tensors
         need_x, need_weight, _ = ctx.needs_input_grad
+        wide_TD = x_TD.to(torch.promote_types(x_TD.dtype, torch.float32))
+        rstd_T1 = torch.rsqrt(wide_TD.square().mean(-1, keepdim=True) + ctx.eps)
         gy_TD = grads[0].to(rstd_T1.dtype)
-        unit_TD = x_TD * rstd_T1
+        unit_TD = wide_TD * rstd_T1
         gx_TD = gw_D = None
         if need_weight:
             gw_D = (gy_TD * unit_TD).sum(0).to(weight_D.dtype)
@@ -45,6 +43,4 @@ def rms_norm(x_TD: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     if torch.is_grad_enabled() and (x_TD.requires_grad or weight_D.requires_grad):
         result: Tensor = _RMSNorm.apply(x_TD, weight_D, eps)  # type: ignore[no-untyped-call]
         return result
-    wide_TD = x_TD.to(_statistics_dtype(x_TD))
-    rstd_T1 = torch.rsqrt(wide_TD.square().mean(-1, keepdim=True) + eps)
-    return (wide_TD * rstd_T1).to(x_TD.dtype) * weight_D
+    return torch_rms_norm(x_TD, weight_D.shape, weight_D, eps)

@@ -1,6 +1,7 @@
 """Claims jobs and runs the claimed one slice by slice, with its lease kept alive."""
 
 import time
+
 import redis
 import structlog
 from sqlalchemy.exc import SQLAlchemyError

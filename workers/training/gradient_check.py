@@ -22,8 +22,8 @@ def still_without(names: Iterable[str], gradients: Mapping[str, Tensor]) -> list
 def require_gradients(without: Iterable[str], telling_steps: int) -> None:
     """Raise TrainingError naming the targets that should have had a gradient by now and had none.
 
-    `without` names parameters, as `<module>.lora_A` or `<module>.lora_B`; `telling_steps` counts the applied steps whose
-    data could give each of them a gradient.
+    `without` names parameters, as `<module>.lora_A` or `<module>.lora_B`; `telling_steps` counts the applied steps
+    whose data could give each of them a gradient.
     """
     if telling_steps == 0:
         return

@@ -187,7 +187,7 @@ def test_nothing_to_learn_is_an_error() -> None:
 
 def test_two_tokens_are_learnt_although_attention_has_no_choice_in_them() -> None:
     pair = TokenizedExample([3, 7], [0, 1])
-    run, bank, model = run_of(config_of(epochs=4, batch_size=1), [pair])
+    run, _, _ = run_of(config_of(epochs=4, batch_size=1), [pair])
     _, finished = _drive(run)
     assert finished.result.losses[-1] < finished.result.losses[0]
     assert finished.adapter is not None

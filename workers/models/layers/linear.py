@@ -11,8 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from workers.kernels.lora_linear import frozen_linear, lora_linear
+from workers.kernels.lora_linear import add_low_rank_row, frozen_linear, lora_linear
 from workers.kernels.packed_weight import can_pack, pack_weight
+
+KEPT_JOINS = 32
+"""Sets of slots whose joined factors are kept; a mixed batch changes its set whenever a sequence comes or goes."""
 
 
 class LowRank(NamedTuple):
@@ -41,11 +44,15 @@ def make_route(slots: list[int], lengths: list[int], device: torch.device) -> Ro
 
 
 class Factors(NamedTuple):
-    """All terms of a set of slots, joined: A [R, K], scaled B [N, R], and the slot of each of the R columns."""
+    """All terms of a set of slots, joined: A [R, K], scaled B [N, R], and the slot of each of the R columns.
+
+    `wide` holds A and Bᵀ in float32 for single rows, where the weight is packed and nothing trains.
+    """
 
     a_RK: Tensor
     b_NR: Tensor
     slot_R: Tensor
+    wide: tuple[Tensor, Tensor] | None
 
 
 class AdaptedLinear:
@@ -111,20 +118,25 @@ class LinearGroup(nn.Module):
         factors = self._factors(route.slots) if route.slots else None
         if factors is None:
             return frozen_linear(x_TK, self.weight_NK, self._packed)
+        if factors.wide and len(x_TK) == 1 and not torch.is_grad_enabled():
+            return add_low_rank_row(frozen_linear(x_TK, self.weight_NK, self._packed), x_TK, *factors.wide)
         foreign_TR = None if route.slot_T is None else route.slot_T[:, None] != factors.slot_R[None, :]
-        a_RK, b_NR, _ = factors
-        return lora_linear(x_TK, self.weight_NK, self._packed, a_RK=a_RK, b_NR=b_NR, foreign_TR=foreign_TR)
+        return lora_linear(
+            x_TK, self.weight_NK, self._packed, a_RK=factors.a_RK, b_NR=factors.b_NR, foreign_TR=foreign_TR
+        )
 
     def _factors(self, slots: tuple[int, ...]) -> Factors | None:
         if slots in self._served:
             return self._served[slots]
-        factors = self._join(slots)
-        trainable = any(term.a_RK.requires_grad for m in self.members for term in m.delta.values())
-        if not trainable:
-            self._served[slots] = factors
-        return factors
+        terms = [m.delta[slot] for m in self.members for slot in slots if slot in m.delta]
+        if any(term.a_RK.requires_grad for term in terms):
+            return self._join(slots, serve=False)
+        if len(self._served) >= KEPT_JOINS:
+            self._served.clear()
+        self._served[slots] = self._join(slots, serve=True)
+        return self._served[slots]
 
-    def _join(self, slots: tuple[int, ...]) -> Factors | None:
+    def _join(self, slots: tuple[int, ...], *, serve: bool) -> Factors | None:
         a_parts, b_parts, column_slots = [], [], []
         for slot in slots:
             terms = [member.delta.get(slot) for member in self.members]
@@ -141,6 +153,6 @@ class LinearGroup(nn.Module):
         if not a_parts:
             return None
         dtype, device = self.weight_NK.dtype, self.weight_NK.device
-        return Factors(
-            torch.cat(a_parts).to(dtype), torch.cat(b_parts, dim=1).to(dtype), torch.tensor(column_slots, device=device)
-        )
+        a_RK, b_NR = torch.cat(a_parts).to(dtype), torch.cat(b_parts, dim=1).to(dtype)
+        wide = (a_RK.float(), b_NR.float().T.contiguous()) if serve and self._packed is not None else None
+        return Factors(a_RK, b_NR, torch.tensor(column_slots, device=device), wide)
