@@ -50,13 +50,20 @@ SMALL = ModelConfig(
 )
 
 
-def make_model(config: ModelConfig, device: torch.device, dtype: torch.dtype, seed: int = 0) -> LanguageModel:
+def make_model(
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int = 0,
+    stored: torch.dtype = torch.float64,
+) -> LanguageModel:
+    """Random weights, rounded to `stored` first, so that a float64 reference can hold another model's very weights."""
     model = LanguageModel(config, device, dtype)
     generator = torch.Generator().manual_seed(seed)
     for name, weight in model.weights().items():
         values = torch.ones(weight.shape) if "norm" in name else torch.randn(weight.shape, generator=generator)
         scale = 1.0 if "norm" in name else (weight.shape[-1]) ** -0.5
-        weight.copy_(values.double() * scale)
+        weight.copy_((values.double() * scale).to(stored))
     model.freeze()
     return model
 
@@ -112,9 +119,11 @@ def relative_error(out: torch.Tensor, reference: torch.Tensor) -> float:
     return float((out.double().cpu() - reference).norm() / reference.norm())
 
 
-def gradients(device: torch.device, dtype: torch.dtype, lengths: list[int]) -> tuple[float, dict[str, torch.Tensor]]:
+def gradients(
+    device: torch.device, dtype: torch.dtype, lengths: list[int], stored: torch.dtype
+) -> tuple[float, dict[str, torch.Tensor]]:
     config = make_config()
-    model = make_model(SMALL, device, dtype)
+    model = make_model(SMALL, device, dtype, stored=stored)
     bank = AdapterBank(model)
     bank.load(0, start_adapter(model, config, spread=0.02), trainable=True)
     loss = nll_sum(model, windows(SMALL, lengths, seed=3), 0)
@@ -123,17 +132,23 @@ def gradients(device: torch.device, dtype: torch.dtype, lengths: list[int]) -> t
 
 
 @pytest.mark.parametrize("lengths", [[64, 64, 64, 64], [200, 3, 2, 77], [3]])
-@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.bfloat16, 5e-2)])
-def test_every_lora_gradient_agrees_with_float64(dtype: torch.dtype, bound: float, lengths: list[int]) -> None:
-    expected_loss, expected = gradients(torch.device("cpu"), torch.float64, lengths)
-    loss, got = gradients(CUDA, dtype, lengths)
+@pytest.mark.parametrize(("dtype", "whole", "each"), [(torch.float32, 1e-5, 1e-5), (torch.bfloat16, 3e-2, 1e-1)])
+def test_lora_gradients_agree_with_float64(dtype: torch.dtype, whole: float, each: float, lengths: list[int]) -> None:
+    """`whole` bounds the error of all gradients as one vector, `each` that of any single factor."""
+    expected_loss, expected = gradients(torch.device("cpu"), torch.float64, lengths, stored=dtype)
+    loss, got = gradients(CUDA, dtype, lengths, stored=dtype)
     assert got.keys() == expected.keys()
-    worst = max((relative_error(got[name], expected[name]), name) for name in expected)
-    print(
-        f"{dtype} {lengths}: loss {loss:.5f} against {expected_loss:.5f}, worst gradient {worst[0]:.2e} at {worst[1]}"
+    worst, name = max((relative_error(got[name], expected[name]), name) for name in expected)
+    everything = relative_error(
+        torch.cat([got[n].flatten() for n in expected]), torch.cat([g.flatten() for g in expected.values()])
     )
-    assert loss == pytest.approx(expected_loss, rel=bound)
-    assert worst[0] <= bound
+    print(
+        f"{dtype} {lengths}: loss {loss:.5f} against {expected_loss:.5f}, gradient {everything:.2e}, "
+        f"worst factor {worst:.2e} at {name}"
+    )
+    assert loss == pytest.approx(expected_loss, rel=whole)
+    assert everything <= whole
+    assert worst <= each
 
 
 def run_losses(device: torch.device, dtype: torch.dtype) -> tuple[list[float], Finished]:
