@@ -10,6 +10,7 @@ from pydantic import Field
 from app.contracts.base import Contract
 
 JobKind = Literal["fine_tune", "adapt"]
+Schedule = Literal["cosine", "constant"]
 JobStatus = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 TERMINAL_STATUSES: frozenset[JobStatus] = frozenset({"succeeded", "failed", "cancelled"})
 
@@ -50,6 +51,8 @@ class TrainingConfig(Contract):
     eps: float = Field(gt=0)
     gradient_accumulation: int = Field(ge=1)
     warmup_steps: int = Field(ge=0)
+    schedule: Schedule = "cosine"
+    """Of the learning rate after the warm-up."""
 
 
 class JobConfig(Contract):

@@ -150,6 +150,7 @@ def _training(kind: JobKind, info: BaseModelInfo, options: JobOptions, examples:
         eps=given(wish.eps, EPS),
         gradient_accumulation=accumulation,
         warmup_steps=given(wish.warmup_steps, min(MAX_WARMUP_STEPS, round(WARMUP_SHARE * steps))),
+        schedule="cosine" if wish.schedule == "auto" else wish.schedule,
     )
 
 

@@ -55,6 +55,7 @@ class TrainingOptions(Options):
     eps: Annotated[float, Field(gt=0, le=1)] | Auto = "auto"
     gradient_accumulation: Annotated[int, Field(ge=1, le=1024)] | Auto = "auto"
     warmup_steps: Annotated[int, Field(ge=0, le=1_000_000)] | Auto = "auto"
+    schedule: Literal["auto", "cosine", "constant"] = "auto"
 
 
 class Hyperparameters(Options):

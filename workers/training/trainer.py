@@ -139,6 +139,7 @@ class TrainingRun:
             total_steps=self._total_steps,
             warmup_steps=self._config.training.warmup_steps,
             peak=self._config.training.learning_rate,
+            schedule=self._config.training.schedule,
         )
         outcome = self._apply(plan, rate) if math.isfinite(nll) else StepOutcome(math.nan, 0.0, applied=False)
         for parameter in self.state.weights.values():

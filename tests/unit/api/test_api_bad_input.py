@@ -130,6 +130,13 @@ JOBS: dict[str, tuple[dict[str, Any], int, str, str, str]] = {
     "missing validation file": ({"validation_file": "file-x"}, 404, "file_not_found", "validation_file", "No such"),
     "an infinite number": ({"training": {"eps": float("inf")}}, 400, "invalid_value", "training.eps", "finite"),
     "adapter named as a base": ({"adapter": BASE}, 400, "invalid_value", "adapter", "name of a base model"),
+    "an unknown schedule": (
+        {"training": {"schedule": "linear"}},
+        400,
+        "invalid_value",
+        "training.schedule",
+        "training.schedule: Input should be 'auto', 'cosine' or 'constant'",
+    ),
     "two learning rates": (
         {"training": {"learning_rate": 1e-4}, "hyperparameters": {"learning_rate_multiplier": 2}},
         400,

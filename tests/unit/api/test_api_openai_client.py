@@ -70,7 +70,11 @@ def test_a_job_from_creation_to_a_served_model(client: OpenAI, worker: Any) -> N
         suffix="Support Bot",
         metadata={"team": "a"},
         method={"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 2, "batch_size": "auto"}}},
-        extra_body={"lora": {"rank": 8}, "trust_region": {"max_delta": 0.01}, "training": {"weight_decay": 0.1}},
+        extra_body={
+            "lora": {"rank": 8},
+            "trust_region": {"max_delta": 0.01},
+            "training": {"weight_decay": 0.1, "schedule": "constant"},
+        },
     )
     extra = job.model_extra or {}
     assert (job.status, job.model, job.seed, job.metadata) == ("queued", BASE, 7, {"team": "a"})
@@ -88,6 +92,7 @@ def test_a_job_from_creation_to_a_served_model(client: OpenAI, worker: Any) -> N
         "eps": 1e-8,
         "gradient_accumulation": 1,
         "warmup_steps": 0,
+        "schedule": "constant",
     }
     assert extra["adapter"].startswith("Support-Bot-")
     deadline = time.monotonic() + 20

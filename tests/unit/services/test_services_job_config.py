@@ -34,6 +34,7 @@ def test_everything_is_decided_when_nothing_is_asked() -> None:
         "eps": 1e-8,
         "gradient_accumulation": 1,
         "warmup_steps": 8,
+        "schedule": "cosine",
     }
     assert (resolve(examples=199).training.epochs, resolve(examples=200).training.epochs) == (6, 3)
     assert resolve("adapt", 1).training.epochs == 3
@@ -50,12 +51,13 @@ def test_wishes_win_over_auto() -> None:
         seed=5,
         lora={"rank": 8, "alpha": 1.5, "targets": ["o_proj", "q_proj", "o_proj"], "seed": 9},
         hyperparameters={"n_epochs": 2, "learning_rate_multiplier": 0.5},
-        training={"gradient_accumulation": 3, "warmup_steps": 0},
+        training={"gradient_accumulation": 3, "warmup_steps": 0, "schedule": "constant"},
         trust_region={"max_delta": 0},
         rollback={"enabled": False},
     )
     assert (config.seed, config.lora.seed, config.lora.targets) == (5, 9, ["o_proj", "q_proj"])
     assert (config.training.epochs, config.training.learning_rate) == (2, 1e-3)
+    assert config.training.schedule == "constant"
     assert (config.trust_region.max_delta, config.rollback.enabled) == (0, False)
     assert resolve(training={"epochs": 7}, hyperparameters={"n_epochs": 7}).training.epochs == 7
 

@@ -52,6 +52,12 @@ def test_a_run_reports_its_steps_and_epochs_and_learns() -> None:
     assert not same_adapter(epochs[0].adapter, epochs[1].adapter)
 
 
+def test_a_constant_schedule_keeps_the_rate_to_the_last_step() -> None:
+    events, _ = _drive(run_of(config_of(warmup_steps=2, schedule="constant"), examples_of(8))[0])
+    rates = [e.metrics.learning_rate for e in events if isinstance(e, StepDone)]
+    assert rates == pytest.approx([0.005, 0.01, 0.01, 0.01, 0.01, 0.01])
+
+
 def test_the_epoch_loss_is_the_mean_over_its_counted_positions() -> None:
     run, _, _ = run_of(config_of(epochs=1, batch_size=8, max_delta=1e-30), examples_of(8))
     events, finished = _drive(run)

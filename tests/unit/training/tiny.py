@@ -71,6 +71,7 @@ def config_of(**changes: object) -> JobConfig:
             "eps": 1e-8,
             "gradient_accumulation": 1,
             "warmup_steps": 1,
+            "schedule": "cosine",
         },
     }
     top: dict[str, object] = {"mode": "lora", "seed": 7}
