@@ -30,7 +30,7 @@ from workers.runtime.recorder import Recorder
 from workers.runtime.retry import DATABASE_AWAY, Pauses, patiently
 from workers.runtime.snapshots import resume, save_snapshot
 from workers.training.errors import TrainingError
-from workers.training.events import EpochDone, Finished, StepDone
+from workers.training.events import EpochDone, Finished, SetBack, StepDone
 from workers.training.trainer import TrainingRun
 
 log = structlog.get_logger()
@@ -138,6 +138,11 @@ def _train(room: JobRoom, job: ClaimedJob, watch: LeaseWatch, run: TrainingRun, 
         elif isinstance(event, EpochDone):
             save_checkpoint(room.database, job.lease, room.info.id, event)
             room.faults.hit("checkpoint.after")
+        elif isinstance(event, SetBack):
+            recorder.warn(
+                f"Steps up to {event.step} were not finite: went back to the last good state (time {event.times}), "
+                f"on with {event.share:g} times the learning rate"
+            )
         elif isinstance(event, Finished):
             recorder.flush()
             yield from publish(room.database, job, room.info.id, event, room.faults, patience=FINISH_PATIENCE)

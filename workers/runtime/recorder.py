@@ -30,6 +30,10 @@ class Recorder:
         """Add a plain line."""
         self._events.append(NewEvent(message))
 
+    def warn(self, message: str) -> None:
+        """Add a line about something that went wrong and was dealt with."""
+        self._events.append(NewEvent(message, level="warn"))
+
     def step(self, metrics: StepMetrics) -> None:
         """Add one optimizer step, and write when it is time. Raises StaleLeaseError."""
         place = f"Step {metrics.step}/{metrics.total_steps}"

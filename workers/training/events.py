@@ -24,6 +24,15 @@ class EpochDone:
 
 
 @dataclass(frozen=True)
+class SetBack:
+    """After step `step` the run went back to its last good state for the `times`-th time, at `share` of the rate."""
+
+    step: int
+    times: int
+    share: float
+
+
+@dataclass(frozen=True)
 class Finished:
     """The run ended. `adapter` is None when it was rolled back: nothing may be published."""
 
@@ -31,4 +40,4 @@ class Finished:
     adapter: AdapterWeights | None
 
 
-RunEvent = StepDone | EpochDone | Finished
+RunEvent = StepDone | EpochDone | SetBack | Finished

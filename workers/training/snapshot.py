@@ -17,10 +17,12 @@ from torch import Tensor
 
 from workers.training.adamw import Moments
 from workers.training.errors import SnapshotError
-from workers.training.state import Progress, RunState
+from workers.training.state import GoodState, Progress, RunState
 
 FORMAT = "graft-training-snapshot"
 FORMAT_VERSION = 1
+GOOD = "good."
+"""Before the names of the tensors to go back to when the present ones go bad."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,21 @@ def manifest_sha256(manifest: Mapping[str, object]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True, allow_nan=False).encode()).hexdigest()
 
 
+def _named(prefix: str, weights: Mapping[str, Tensor], moments: Mapping[str, Moments]) -> dict[str, Tensor]:
+    tensors = {f"{prefix}weight.{name}": weight for name, weight in weights.items()}
+    for name, held in moments.items():
+        tensors |= {
+            f"{prefix}m.{name}": held.m,
+            f"{prefix}v.{name}": held.v,
+            f"{prefix}t.{name}": torch.tensor(held.step),
+        }
+    return tensors
+
+
 def encode(state: RunState, run_id: str) -> Snapshot:
     """Return the state as a snapshot; the tensors are copied."""
-    tensors = {f"weight.{name}": weight for name, weight in state.weights.items()}
-    for name, moments in state.moments.items():
-        tensors |= {f"m.{name}": moments.m, f"v.{name}": moments.v, f"t.{name}": torch.tensor(moments.step)}
-    data = save({key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()})
+    tensors = _named("", state.weights, state.moments) | _named(GOOD, state.good.weights, state.good.moments)
+    data = save({key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in tensors.items()})
     manifest: dict[str, object] = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -86,6 +97,19 @@ def _take(tensors: dict[str, Tensor], key: str, like: Tensor) -> Tensor:
     return tensor.to(like.device)
 
 
+def _take_all(
+    tensors: dict[str, Tensor], prefix: str, parameters: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Moments]]:
+    weights = {name: _take(tensors, f"{prefix}weight.{name}", p) for name, p in parameters.items()}
+    moments = {}
+    for name, parameter in parameters.items():
+        if f"{prefix}t.{name}" in tensors:
+            step = int(tensors.pop(f"{prefix}t.{name}"))
+            m, v = (_take(tensors, f"{prefix}{letter}.{name}", parameter) for letter in "mv")
+            moments[name] = Moments(m, v, step)
+    return weights, moments
+
+
 def decode(snapshot: Snapshot, run_id: str, parameters: Mapping[str, Tensor]) -> RunState:
     """Return the state, its tensors where `parameters` are. Raises SnapshotError for any mismatch."""
     progress = _check_manifest(snapshot, run_id)
@@ -93,13 +117,8 @@ def decode(snapshot: Snapshot, run_id: str, parameters: Mapping[str, Tensor]) ->
         tensors = load(snapshot.tensors)
     except SafetensorError as error:
         raise SnapshotError(f"snapshot tensors: {error}") from error
-    state = RunState({name: _take(tensors, f"weight.{name}", p) for name, p in parameters.items()}, progress=progress)
-    for name, parameter in parameters.items():
-        if f"t.{name}" in tensors:
-            step = int(tensors.pop(f"t.{name}"))
-            state.moments[name] = Moments(
-                _take(tensors, f"m.{name}", parameter), _take(tensors, f"v.{name}", parameter), step
-            )
+    weights, moments = _take_all(tensors, "", parameters)
+    good = GoodState(*_take_all(tensors, GOOD, parameters))
     if tensors:
         raise SnapshotError(f"snapshot holds unknown tensor {min(tensors)}")
-    return state
+    return RunState(weights, moments, good, progress)

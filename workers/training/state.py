@@ -4,7 +4,8 @@ The data order is a pure function of (seed, epoch) and the layers draw no random
 are the random state as well as the data cursor.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
@@ -29,6 +30,9 @@ class Progress(BaseModel):
     tokens: int = 0
     skipped: int = 0
     skipped_in_a_row: int = 0
+    """Since the last applied step or, after it, since the run was last set back."""
+    set_back: int = 0
+    """How often the run went back to its last good state; each time halves the learning rate."""
     grad_norm: float = 0.0
     """Of the last applied step, before the clip."""
     without_gradient: list[str] = []
@@ -40,10 +44,31 @@ class Progress(BaseModel):
     """Time spent computing, the caller's time between slices left out."""
 
 
-@dataclass
-class RunState:
-    """Weights and moments by parameter name, and the progress."""
+@dataclass(frozen=True)
+class GoodState:
+    """A copy of weights and moments that gave a finite loss and gradient, or those of the start."""
 
     weights: dict[str, Tensor]
-    moments: dict[str, Moments] = field(default_factory=dict)
-    progress: Progress = field(default_factory=Progress)
+    moments: dict[str, Moments]
+
+
+@dataclass
+class RunState:
+    """Weights and moments by parameter name, what to go back to when they go bad, and the progress."""
+
+    weights: dict[str, Tensor]
+    moments: dict[str, Moments]
+    good: GoodState
+    progress: Progress
+
+
+def good_copy(weights: Mapping[str, Tensor], moments: Mapping[str, Moments]) -> GoodState:
+    """Return a copy for later. Moments are never written in place, so theirs need not be copied."""
+    return GoodState({name: weight.detach().clone() for name, weight in weights.items()}, dict(moments))
+
+
+def go_back(state: RunState) -> None:
+    """Put weights and moments back to the good copy; step, data cursor and counters go on."""
+    for name, weight in state.good.weights.items():
+        state.weights[name].data.copy_(weight)
+    state.moments = dict(state.good.moments)

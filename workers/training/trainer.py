@@ -2,7 +2,8 @@
 
 Knows a model, an adapter slot, tokens and a configuration; nothing of jobs, databases or queues. A run ends in one of
 three ways: Finished with an adapter, Finished rolled back (the gate refused it, or it diverged while the gate was on),
-or a TrainingError.
+or a TrainingError. It has diverged when three optimizer steps in a row were not finite and going back to the last good
+state at half the learning rate, three times, did not help; or when an epoch had no finite step at all.
 """
 
 import math
@@ -21,16 +22,19 @@ from workers.training.clock import SliceClock
 from workers.training.dataset import build_dataset, count_tokens
 from workers.training.errors import TrainingError
 from workers.training.evaluation import perplexity, regression, split_for_gate
-from workers.training.events import EpochDone, Finished, RunEvent, StepDone
+from workers.training.events import EpochDone, Finished, RunEvent, SetBack, StepDone
 from workers.training.gradient_check import DUE_AFTER_STEPS, require_gradients, still_without
 from workers.training.identity import run_id
 from workers.training.loss import nll_sum
 from workers.training.packing import StepPlan, plan_epoch, split_by_tokens, steps_per_epoch
 from workers.training.schedule import learning_rate
 from workers.training.snapshot import Snapshot, decode, encode
-from workers.training.state import Progress, RunState
+from workers.training.state import Progress, RunState, go_back, good_copy
 
 MAX_SKIPPED_IN_A_ROW = 3
+MAX_SET_BACK = 3
+GOOD_EVERY_STEPS = 10
+"""So many applied steps lie between two copies of the state to go back to."""
 SLICE_TOKENS = {"cpu": 1024}
 SLICE_TOKENS_ACCELERATOR = 8192
 
@@ -76,7 +80,8 @@ class TrainingRun:
         """Put weights, moments, step, data order and counters where they were before the first step."""
         self._bank.load(self._slot, self._start, trainable=True)
         parameters: dict[str, Tensor] = dict(self._bank.parameters(self._slot))
-        self.state = RunState(parameters, progress=Progress(without_gradient=list(parameters)))
+        progress = Progress(without_gradient=list(parameters))
+        self.state = RunState(parameters, {}, good_copy(parameters, {}), progress)
 
     def snapshot(self) -> Snapshot:
         """Return the state after the step just reported; valid right after a StepDone."""
@@ -88,7 +93,7 @@ class TrainingRun:
         restored = decode(snapshot, self._run_id, self.state.weights)
         for name, weight in restored.weights.items():
             self.state.weights[name].data.copy_(weight)
-        self.state = RunState(self.state.weights, restored.moments, restored.progress)
+        self.state = RunState(self.state.weights, restored.moments, restored.good, restored.progress)
         self._clock = SliceClock(restored.progress.seconds)
 
     def slices(self) -> Iterator[RunEvent | None]:
@@ -113,7 +118,11 @@ class TrainingRun:
                 seed=self._config.seed,
                 epoch=progress.epoch,
             )
-            while progress.step_in_epoch < len(plan) and progress.skipped_in_a_row < MAX_SKIPPED_IN_A_ROW:
+            while True:
+                if progress.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW and self._may_go_back(len(plan)):
+                    yield self._go_back()
+                if progress.step_in_epoch == len(plan) or progress.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+                    break
                 yield from self._step(plan[progress.step_in_epoch])
             if progress.skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW or progress.epoch_targets == 0:
                 yield self._diverged()
@@ -121,6 +130,24 @@ class TrainingRun:
             yield self._end_epoch()
         require_gradients(progress.without_gradient, progress.telling_steps)
         yield from self._judge()
+
+    def _may_go_back(self, steps_in_epoch: int) -> bool:
+        """Whether another try is left, and a step to try it at before the run or an epoch without a good step ends."""
+        progress = self.state.progress
+        left = progress.step < self._total_steps
+        return (
+            progress.set_back < MAX_SET_BACK
+            and left
+            and bool(progress.epoch_targets or progress.step_in_epoch < steps_in_epoch)
+        )
+
+    def _go_back(self) -> SetBack:
+        go_back(self.state)
+        progress = self.state.progress
+        progress.set_back += 1
+        progress.skipped_in_a_row = 0
+        progress.without_gradient, progress.telling_steps = list(self.state.weights), 0  # B may be zero once more
+        return SetBack(progress.step, progress.set_back, 0.5**progress.set_back)
 
     def _step(self, plan: StepPlan) -> Iterator[RunEvent | None]:
         """One optimizer step: the loss is the mean over the step's counted positions, whatever the micro-batches."""
@@ -138,7 +165,7 @@ class TrainingRun:
             self.state.progress.step + 1,
             total_steps=self._total_steps,
             warmup_steps=self._config.training.warmup_steps,
-            peak=self._config.training.learning_rate,
+            peak=self._config.training.learning_rate * 0.5**self.state.progress.set_back,
             schedule=self._config.training.schedule,
         )
         outcome = self._apply(plan, rate) if math.isfinite(nll) else StepOutcome(math.nan, 0.0, applied=False)
@@ -158,8 +185,12 @@ class TrainingRun:
             settings.max_grad_norm,
             self._config.trust_region.max_delta,
         )
-        outcome = adamw_step(state.weights, gradients, state.moments, learning_rate=rate, config=config)
         progress = state.progress
+        applied = progress.step - progress.skipped
+        before = good_copy(state.weights, state.moments) if applied and applied % GOOD_EVERY_STEPS == 0 else state.good
+        outcome = adamw_step(state.weights, gradients, state.moments, learning_rate=rate, config=config)
+        if outcome.applied:
+            state.good = before
         if outcome.applied and plan.attends and progress.without_gradient:
             progress.without_gradient = still_without(progress.without_gradient, gradients)
             progress.telling_steps += 1
@@ -230,6 +261,9 @@ class TrainingRun:
             f"training diverged: the loss or its gradient was not finite at {progress.skipped_in_a_row} "
             f"optimizer step{'s' if progress.skipped_in_a_row > 1 else ''} in a row, up to step {progress.step}"
         )
+        if progress.set_back:
+            times = f"{progress.set_back} time{'s' if progress.set_back > 1 else ''}"
+            reason += f", although it went back to its last good state {times}, at half the learning rate each"
         if not self._config.rollback.enabled:
             raise TrainingError("diverged", reason)
         return self._finish(None, reason)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from tests.unit.runtime.conftest import SLOT, Room
 from workers.lora.adapter_file import from_peft
 from workers.runtime.heartbeat import LeaseWatch
 from workers.runtime.job_runner import run_job
+from workers.training import loss
 
 
 def interrupt_after(room: Room, steps: int) -> str:
@@ -97,6 +98,25 @@ def test_a_rolled_back_run_succeeds_without_a_version(room: Room) -> None:
     assert job.result is not None
     assert job.result["rolled_back"] is True
     assert "perplexity" in str(job.result["rollback_reason"])
+
+
+def test_a_run_that_goes_back_says_so(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = count(1)
+
+    def nll_sum(*arguments: Any) -> Any:
+        return loss.nll_sum(*arguments) * (float("nan") if next(calls) in {2, 3, 4} else 1.0)
+
+    monkeypatch.setattr("workers.training.trainer.nll_sum", nll_sum)
+    job_id = room.enqueue(config_of(learning_rate=1e-2))
+    room.run(room.claim())
+    with room.database.read() as session:
+        events, _ = jobs.events(session, room.tenant, job_id, limit=100, order="asc")
+    (warning,) = [event.message for event in events if event.level == "warn"]
+    assert warning == (
+        "Steps up to 4 were not finite: went back to the last good state (time 1), on with 0.5 times the learning rate"
+    )
+    assert room.job(job_id).status == "succeeded"
+    assert len(room.versions()) == 1
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -15,16 +16,15 @@ from workers.training.trainer import TrainingRun
 DTYPES = ["float32", "bfloat16"]
 
 
-def long_run(dtype: str, *, spoil: bool = False) -> TrainingRun:
+def long_run(dtype: str, *, spoil: Collection[int] = ()) -> TrainingRun:
     """Return a run of two epochs of five steps with accumulation, held-out data and a trust region.
 
-    With `spoil` the gradient is not a number at steps 2, 3 and 7.
+    The gradient is not a number at the steps `spoil`.
     """
     config = config_of(batch_size=2, gradient_accumulation=2, max_delta=0.005)
     run, _, _ = run_of(config, examples_of(20), dtype=getattr(torch, dtype))
-    if spoil:
-        weight = run.state.weights["model.layers.0.mlp.up_proj.lora_A"]
-        weight.register_hook(lambda g: g * float("nan") if run.state.progress.step + 1 in {2, 3, 7} else g)
+    weight = run.state.weights["model.layers.0.mlp.up_proj.lora_A"]
+    weight.register_hook(lambda g: g * float("nan") if run.state.progress.step + 1 in spoil else g)
     return run
 
 

@@ -9,7 +9,7 @@ import torch
 
 from tests.unit.training.tiny import config_of, examples_of, run_of, same_adapter, start_of
 from workers.training.errors import TrainingError
-from workers.training.events import EpochDone, Finished, RunEvent, StepDone
+from workers.training.events import EpochDone, Finished, RunEvent, SetBack, StepDone
 from workers.training.state import Progress
 from workers.training.trainer import TrainingRun
 
@@ -114,33 +114,78 @@ def test_a_non_finite_loss_never_reaches_a_weight() -> None:
     assert metrics[1].grad_norm is None
 
 
-def _diverging(**changes: object) -> TrainingRun:
-    run, _, _ = run_of(config_of(epochs=4, **changes), examples_of(8))
+def test_three_bad_steps_in_a_row_go_back_to_the_last_good_state_at_half_the_rate() -> None:
+    """The state after step 10 is the one known to be good: step 11, taken from it, was finite."""
+    run, _, bank = run_of(config_of(epochs=8, schedule="constant"), examples_of(8))
+    _spoil(run, steps={14, 15, 16}, how=lambda g: g * math.nan)
+    after: dict[int, dict[str, torch.Tensor]] = {}
+    rates, backs = [], []
+    for event in run.slices():
+        if isinstance(event, StepDone):
+            after[event.metrics.step] = {n: p.detach().clone() for n, p in bank.parameters(0).items()}
+            rates.append(event.metrics.learning_rate)
+        elif isinstance(event, SetBack):
+            backs.append(event)
+            assert all(torch.equal(p, after[10][n]) for n, p in bank.parameters(0).items())
+            assert not all(torch.equal(p, after[13][n]) for n, p in bank.parameters(0).items())
+            assert {moments.step for moments in run.state.moments.values()} == {10}
+    assert backs == [SetBack(step=16, times=1, share=0.5)]
+    assert rates == [0.01] * 16 + [0.005] * 8
+    assert event is not None
+    assert isinstance(event, Finished)
+    assert event.adapter is not None
+    assert event.result.steps == 24
+    assert {moments.step for moments in run.state.moments.values()} == {18}
+
+
+def test_early_trouble_goes_back_to_the_start() -> None:
+    run, model, bank = run_of(config_of(epochs=4), examples_of(8))
     _spoil(run, steps={3, 4, 5}, how=lambda g: g * math.nan)
+    for event in run.slices():
+        if isinstance(event, SetBack):
+            assert same_adapter(bank.weights(0), start_of(model, config_of()))
+            assert run.state.moments == {}
+            assert run.state.progress.set_back == 1
+    assert isinstance(event, Finished)
+    assert event.adapter is not None
+
+
+def _diverging(*, first_bad: int = 3, **changes: object) -> TrainingRun:
+    run, _, _ = run_of(config_of(batch_size=1, **changes), examples_of(20))
+    _spoil(run, steps=set(range(first_bad, 100)), how=lambda g: g * math.nan)
     return run
 
 
-def test_three_bad_steps_in_a_row_end_a_gated_run_as_rolled_back() -> None:
+def test_a_run_that_no_halving_helps_ends_as_rolled_back() -> None:
     run = _diverging()
     start = start_of(run_of(config_of(), examples_of(8))[1], config_of())
     steps, finished = _finish(run)
-    assert [s.metrics.skipped for s in steps] == [False, False, True, True, True]
+    assert [s.metrics.skipped for s in steps] == [False] * 2 + [True] * 12
     assert finished.adapter is None
     assert finished.result.rolled_back
     assert finished.result.rollback_reason == (
-        "training diverged: the loss or its gradient was not finite at 3 optimizer steps in a row, up to step 5"
+        "training diverged: the loss or its gradient was not finite at 3 optimizer steps in a row, up to step 14, "
+        "although it went back to its last good state 3 times, at half the learning rate each"
     )
     assert finished.result.perplexity_after is None
-    assert len(finished.result.losses) == 1
+    assert finished.result.losses == []
     for name, (a, b) in start.tensors.items():
         assert torch.equal(run.state.weights[f"{name}.lora_A"], a)
         assert torch.equal(run.state.weights[f"{name}.lora_B"], b)
 
 
-def test_three_bad_steps_in_a_row_fail_a_run_without_a_gate() -> None:
-    with pytest.raises(TrainingError, match="not finite at 3 optimizer steps in a row") as caught:
+def test_a_run_that_no_halving_helps_fails_without_a_gate() -> None:
+    with pytest.raises(TrainingError, match=r"up to step 14, although it went back .* 3 times") as caught:
         _finish(_diverging(enabled=False))
     assert caught.value.code == "diverged"
+
+
+def test_the_runs_last_steps_leave_nothing_to_try_again() -> None:
+    run = _diverging(first_bad=34)
+    steps, finished = _finish(run)
+    assert len(steps) == 36
+    assert run.state.progress.set_back == 0
+    assert str(finished.result.rollback_reason).endswith("at 3 optimizer steps in a row, up to step 36")
 
 
 def test_an_epoch_without_one_good_step_is_divergence_too() -> None:

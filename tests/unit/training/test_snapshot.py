@@ -4,6 +4,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from workers.training.trainer import TrainingRun
 ROOT = Path(__file__).parents[3]
 
 
-def _unbroken(dtype: str, *, spoil: bool = False) -> tuple[list[Snapshot], str]:
+def _unbroken(dtype: str, *, spoil: Collection[int] = ()) -> tuple[list[Snapshot], str]:
     run = long_run(dtype, spoil=spoil)
     snapshots, finished = [], None
     for event in run.slices():
@@ -54,14 +55,20 @@ def test_every_steps_snapshot_ends_bit_identical_in_a_fresh_process(dtype: str, 
     assert done.stdout.split() == [expected] * 10
 
 
-def test_a_run_with_skipped_steps_resumes_with_its_counts() -> None:
-    snapshots, expected = _unbroken("float32", spoil=True)
+@pytest.mark.parametrize(("spoil", "set_back"), [({2, 3, 7}, 0), ({4, 5, 6, 7}, 1)])
+def test_a_run_with_skipped_steps_resumes_with_its_counts(
+    spoil: set[int], set_back: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once it goes back between two snapshots, to a state that is neither the start nor the last."""
+    monkeypatch.setattr("workers.training.trainer.GOOD_EVERY_STEPS", 2)
+    snapshots, expected = _unbroken("float32", spoil=spoil)
+    assert [s.step for s in snapshots] == list(range(1, 11))
     for snapshot in snapshots:
-        run = long_run("float32", spoil=True)
+        run = long_run("float32", spoil=spoil)
         run.restore(_through_json(snapshot))
         *_, finished = run.slices()
         assert isinstance(finished, Finished)
-        assert run.state.progress.skipped == 3
+        assert (run.state.progress.skipped, run.state.progress.set_back) == (len(spoil), set_back)
         assert end_digest(finished) == expected
 
 
