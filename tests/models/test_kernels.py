@@ -11,6 +11,7 @@ from workers.kernels.linear_cross_entropy import CHUNK_ROWS, linear_cross_entrop
 from workers.kernels.lora_linear import frozen_linear, lora_linear
 from workers.kernels.packed_weight import can_pack, pack_weight
 from workers.kernels.swiglu import swiglu
+from workers.models.layers.rope import rotate, rotate_, rotation_of
 
 
 def _leaves(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list[Tensor]:
@@ -57,6 +58,20 @@ def test_rms_norm_and_swiglu() -> None:
     x, weight, gate_up = _leaves((7, 6), (6,), (7, 10))
     _assert_same(norm.rms_norm(x, weight, 1e-5), rms_norm(x, (6,), weight, 1e-5), [x, weight])
     _assert_same(swiglu(gate_up), silu(gate_up[:, :5]) * gate_up[:, 5:], [gate_up])
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6), (torch.bfloat16, 0)])
+def test_rms_norm_of_one_row_equals_torchs(dtype: torch.dtype, tolerance: float) -> None:
+    x, weight = (leaf.detach() for leaf in _leaves((1, 576), (576,), dtype=dtype))
+    assert (norm.rms_norm(x, weight, 1e-5) - rms_norm(x, (576,), weight, 1e-5)).abs().max() <= tolerance
+
+
+def test_rotation_in_place_equals_the_other() -> None:
+    (x,) = (leaf.detach() for leaf in _leaves((5, 3, 8), dtype=torch.bfloat16))
+    rotation = rotation_of(torch.arange(5), 8, 1e4, torch.bfloat16)
+    expected = rotate(x, rotation)
+    rotate_(x, rotation)
+    assert x.equal(expected)
 
 
 def test_lora_linear_with_foreign_columns() -> None:

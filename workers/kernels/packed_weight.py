@@ -31,10 +31,10 @@ def pack_weight(weight_NK: Tensor) -> Tensor:
 
 def packed_linear(x_TK: Tensor, packed: Tensor) -> Tensor:
     """Return x Wᵀ [T, N]. No autograd."""
-    rows = len(x_TK)
+    rows = x_TK.shape[0]
     if rows == 1:
         x_TK = x_TK.expand(MIN_ROWS, -1)
     elif 0 < rows < MIN_ROWS:
         x_TK = pad(x_TK, (0, 0, 0, MIN_ROWS - rows))
     y_TN: Tensor = torch.ops.mkldnn._linear_pointwise(x_TK, packed, None, "none", [], "")
-    return y_TN[:rows]
+    return y_TN.narrow(0, 0, rows)

@@ -36,20 +36,19 @@ def cached_attention(
     """Append each sequence's keys and values to its cache, and attend to all of it. Returns [T, H, E]."""
     outputs, start = [], 0
     for length, cache in zip(lengths, caches, strict=True):
-        rows = slice(start, start + length)
-        kv_C2GE = cache.kv_LC2GE[layer]
-        kv_C2GE[cache.length : cache.length + length] = kv_T2GE[rows]
-        outputs.append(_attend_cache(q_THE[rows], kv_C2GE[: cache.length + length], cache.length))
+        kv_M2GE = cache.kv_LC2GE[layer].narrow(0, 0, cache.length + length)
+        kv_M2GE.narrow(0, cache.length, length).copy_(kv_T2GE.narrow(0, start, length))
+        outputs.append(_attend_cache(q_THE.narrow(0, start, length), kv_M2GE, cache.length))
         start += length
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 def _attend_cache(q_LHE: Tensor, kv_M2GE: Tensor, past: int) -> Tensor:
-    length, groups = len(q_LHE), kv_M2GE.shape[1] // 2
+    length, groups = q_LHE.shape[0], kv_M2GE.shape[1] // 2
     if length == 1:
         # The queries that share a key head become the rows of one small product; one token has no future to mask.
         q_1GSE = q_LHE.unflatten(1, (groups, -1))
-        k_1GME, v_1GME = kv_M2GE.transpose(0, 1)[None].split(groups, dim=1)
+        k_1GME, v_1GME = kv_M2GE.transpose(0, 1).unsqueeze(0).split_with_sizes([groups, groups], dim=1)
         return scaled_dot_product_attention(q_1GSE, k_1GME, v_1GME).flatten(1, 2)
     mask_LM = None
     if past:

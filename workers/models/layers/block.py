@@ -17,7 +17,7 @@ from workers.models.cache import SequenceCache
 from workers.models.config import ModelConfig
 from workers.models.layers.attention import cached_attention, packed_attention
 from workers.models.layers.linear import LinearGroup, Route
-from workers.models.layers.rope import Rotation, rotate
+from workers.models.layers.rope import Rotation, rotate, rotate_
 
 
 class BatchContext(NamedTuple):
@@ -54,19 +54,18 @@ class Block(nn.Module):
         """Return the residual stream after this block [T, D]."""
         eps = self.config.norm_eps
         x_TD = x_TD + self._attention(rms_norm(x_TD, self.input_norm_D, eps), context)
-        hidden_TF = swiglu(self.gate_up(rms_norm(x_TD, self.mlp_norm_D, eps), context.route))
-        result_TD: Tensor = x_TD + self.down(hidden_TF, context.route)
-        return result_TD
+        hidden_TF = swiglu(self.gate_up.project(rms_norm(x_TD, self.mlp_norm_D, eps), context.route))
+        return x_TD + self.down.project(hidden_TF, context.route)
 
     def _attention(self, x_TD: Tensor, context: BatchContext) -> Tensor:
         heads, groups = self.config.heads, self.config.kv_heads
-        qkv_TXE = self.qkv(x_TD, context.route).unflatten(1, (heads + 2 * groups, self.config.head_dim))
-        qk_TXE, v_TGE = qkv_TXE.split([heads + groups, groups], dim=1)
-        q_THE, k_TGE = rotate(qk_TXE, context.rotation).split([heads, groups], dim=1)
+        qkv_TXE = self.qkv.project(x_TD, context.route).unflatten(1, (heads + 2 * groups, self.config.head_dim))
         if context.caches is None:
+            qk_TXE, v_TGE = qkv_TXE.split([heads + groups, groups], dim=1)
+            q_THE, k_TGE = rotate(qk_TXE, context.rotation).split([heads, groups], dim=1)
             out_THE = packed_attention(q_THE, k_TGE, v_TGE, context.lengths)
         else:
-            kv_T2GE = torch.cat([k_TGE, v_TGE], dim=1)
+            rotate_(qkv_TXE.narrow(1, 0, heads + groups), context.rotation)
+            q_THE, kv_T2GE = qkv_TXE.split_with_sizes([heads, 2 * groups], dim=1)
             out_THE = cached_attention(q_THE, kv_T2GE, context.lengths, context.caches, self.index)
-        projected: Tensor = self.output(out_THE.flatten(1), context.route)
-        return projected
+        return self.output.project(out_THE.flatten(1), context.route)

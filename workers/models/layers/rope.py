@@ -25,6 +25,12 @@ def rotation_of(positions_T: Tensor, head_dim: int, theta: float, dtype: torch.d
     return Rotation(torch.cat([cos, cos], -1)[:, None].to(dtype), torch.cat([-sin, sin], -1)[:, None].to(dtype))
 
 
+def rotate_(x_THE: Tensor, rotation: Rotation) -> Tensor:
+    """Rotate the heads in place and return them."""
+    swapped_THE = x_THE.roll(x_THE.shape[-1] // 2, -1)
+    return x_THE.mul_(rotation.cos_T1E).addcmul_(swapped_THE, rotation.sin_T1E)
+
+
 def rotate(x_THE: Tensor, rotation: Rotation) -> Tensor:
     """Return the rotated heads."""
     swapped_THE = x_THE.roll(x_THE.shape[-1] // 2, -1)
