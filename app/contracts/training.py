@@ -31,10 +31,14 @@ class TrustRegionConfig(Contract):
 
 
 class RollbackConfig(Contract):
-    """The gate: publish only if perplexity_after <= tolerance * perplexity_before and all losses were finite."""
+    """The gate: publish only if perplexity_after <= tolerance * perplexity_before and all losses were finite.
+
+    With a retention file its perplexity must keep to `retention_tolerance` likewise; without one that is None.
+    """
 
     enabled: bool
     tolerance: float = Field(gt=0)
+    retention_tolerance: float | None = Field(default=None, gt=0)
 
 
 class TrainingConfig(Contract):
@@ -96,6 +100,9 @@ class TrainingResult(Contract):
     perplexity_before: float | None
     perplexity_after: float | None
     gate_data: Literal["validation_file", "held_out", "training_text"]
+    retention_before: float | None = None
+    """Perplexity on the retention file, if there is one."""
+    retention_after: float | None = None
     rolled_back: bool
     rollback_reason: str | None
     steps: int

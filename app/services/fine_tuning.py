@@ -22,6 +22,7 @@ def plan_fine_tune(
     model: str,
     training_file: str,
     validation_file: str | None,
+    retention_file: str | None,
     adapter: str | None,
     suffix: str | None,
     options: JobOptions,
@@ -31,10 +32,13 @@ def plan_fine_tune(
     start = resolve_start(session, tenant_id, model, adapter, suffix)
     training = _usable_file(session, tenant_id, training_file, "training_file")
     validation = validation_file and _usable_file(session, tenant_id, validation_file, "validation_file")
-    config = resolve_config("fine_tune", start.info, options, training.examples, start.shape)
+    retention = retention_file and _usable_file(session, tenant_id, retention_file, "retention_file")
+    config = resolve_config("fine_tune", start.info, options, training.examples, start.shape, retention=bool(retention))
     check_trainable(start.info, iter_lines(session, tenant_id, training.blob_id), param="training_file")
     if validation:
         check_trainable(start.info, iter_lines(session, tenant_id, validation.blob_id), param="validation_file")
+    if retention:
+        check_trainable(start.info, iter_lines(session, tenant_id, retention.blob_id), param="retention_file")
     return JobPlan(
         kind="fine_tune",
         model=model,
@@ -44,6 +48,7 @@ def plan_fine_tune(
         request=request,
         training_file=training.id,
         validation_file=validation.id if validation else None,
+        retention_file=retention.id if retention else None,
     )
 
 

@@ -17,7 +17,7 @@ from app.contracts.training import (
     TrustRegionConfig,
 )
 from app.core.errors import InvalidRequestError
-from app.services.job_options import Auto, JobOptions, LoRAOptions, given
+from app.services.job_options import Auto, JobOptions, LoRAOptions, RollbackOptions, given
 
 RANK, ALPHA, MAX_RANK = 16, 32.0, 512
 LEARNING_RATE = 2e-3
@@ -28,7 +28,7 @@ BATCH_SIZE, SEQ_LEN = 4, 512
 MAX_GRAD_NORM, WEIGHT_DECAY, BETA1, BETA2, EPS = 1.0, 0.0, 0.9, 0.999, 1e-8
 GRADIENT_ACCUMULATION = 1
 WARMUP_SHARE, MAX_WARMUP_STEPS = 0.05, 10
-MAX_DELTA, TOLERANCE = 0.05, 1.25
+MAX_DELTA, TOLERANCE, RETENTION_TOLERANCE = 0.05, 1.25, 1.25
 OPTIMIZER_BYTES_PER_PARAMETER = 8
 """Two fp32 moments."""
 
@@ -54,9 +54,17 @@ class ParentShape:
 
 
 def resolve_config(
-    kind: JobKind, info: BaseModelInfo, options: JobOptions, examples: int, parent: ParentShape | None
+    kind: JobKind,
+    info: BaseModelInfo,
+    options: JobOptions,
+    examples: int,
+    parent: ParentShape | None,
+    *,
+    retention: bool = False,
 ) -> JobConfig:
-    """Return the effective configuration. Raises InvalidRequestError naming the field and what would be accepted."""
+    """Return the effective configuration; `retention` tells of a retention file.
+
+    Raises InvalidRequestError naming the field and what would be accepted."""
     seed = secrets.randbelow(2**31) if options.seed is None else options.seed
     lora = _continued(options.lora, parent, seed) if parent else _new_lora(options.lora, info, seed)
     return JobConfig(
@@ -64,10 +72,22 @@ def resolve_config(
         seed=seed,
         lora=lora,
         trust_region=TrustRegionConfig(max_delta=given(options.trust_region.max_delta, MAX_DELTA)),
-        rollback=RollbackConfig(
-            enabled=options.rollback.enabled, tolerance=given(options.rollback.tolerance, TOLERANCE)
-        ),
+        rollback=_rollback(options.rollback, retention=retention),
         training=_training(kind, info, options, examples),
+    )
+
+
+def _rollback(wish: RollbackOptions, *, retention: bool) -> RollbackConfig:
+    if wish.retention_tolerance != "auto" and not retention:
+        raise InvalidRequestError(
+            "rollback.retention_tolerance: has no meaning without a retention_file; give one or leave this out",
+            code="invalid_value",
+            param="rollback.retention_tolerance",
+        )
+    return RollbackConfig(
+        enabled=wish.enabled,
+        tolerance=given(wish.tolerance, TOLERANCE),
+        retention_tolerance=given(wish.retention_tolerance, RETENTION_TOLERANCE) if retention else None,
     )
 
 

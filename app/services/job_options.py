@@ -35,10 +35,11 @@ class TrustRegionOptions(Options):
 
 
 class RollbackOptions(Options):
-    """The gate: publish only if perplexity stays within `tolerance` times what it was."""
+    """The gate: publish only if perplexity stays within `tolerance` times what it was, on a retention file too."""
 
     enabled: bool = True
     tolerance: Annotated[float, Field(gt=0)] | Auto = "auto"
+    retention_tolerance: Annotated[float, Field(gt=0)] | Auto = "auto"
 
 
 class TrainingOptions(Options):

@@ -36,6 +36,7 @@ class JobPlan:
     request: Mapping[str, object]
     training_file: str | None = None
     validation_file: str | None = None
+    retention_file: str | None = None
     line: bytes | None = None
 
 
@@ -93,8 +94,10 @@ def enqueue(session: Session, tenant_id: str, plan: JobPlan, request: Once | Non
         parent_version_id=plan.start.version.id if plan.start.version else None,
         training_file=plan.training_file,
         validation_file=plan.validation_file,
+        retention_file=plan.retention_file,
         training_blob_id=_training_blob(session, tenant_id, plan),
         validation_blob_id=_blob_of(session, tenant_id, plan.validation_file, "validation_file"),
+        retention_blob_id=_blob_of(session, tenant_id, plan.retention_file, "retention_file"),
         config=plan.config,
         request=plan.request,
         trainable_parameters=plan.trainable_parameters,

@@ -169,8 +169,10 @@ def upgrade() -> None:
         sa.Column("parent_version_id", sa.String(length=40), nullable=True),
         sa.Column("training_file", sa.String(length=40), nullable=True),
         sa.Column("validation_file", sa.String(length=40), nullable=True),
+        sa.Column("retention_file", sa.String(length=40), nullable=True),
         sa.Column("training_blob_id", sa.String(length=40), nullable=False),
         sa.Column("validation_blob_id", sa.String(length=40), nullable=True),
+        sa.Column("retention_blob_id", sa.String(length=40), nullable=True),
         sa.Column("config", sa.JSON(), nullable=False),
         sa.Column("request", sa.JSON(), nullable=False),
         sa.Column("trainable_parameters", sa.BigInteger(), nullable=False),
@@ -191,6 +193,8 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(
             ["parent_version_id"], ["adapter_versions.id"], name=op.f("fk_jobs_parent_version_id_adapter_versions")
         ),
+        sa.ForeignKeyConstraint(["retention_blob_id"], ["blobs.id"], name=op.f("fk_jobs_retention_blob_id_blobs")),
+        sa.ForeignKeyConstraint(["retention_file"], ["files.id"], name=op.f("fk_jobs_retention_file_files")),
         sa.ForeignKeyConstraint(["tenant_id"], ["tenants.id"], name=op.f("fk_jobs_tenant_id_tenants")),
         sa.ForeignKeyConstraint(["training_blob_id"], ["blobs.id"], name=op.f("fk_jobs_training_blob_id_blobs")),
         sa.ForeignKeyConstraint(["training_file"], ["files.id"], name=op.f("fk_jobs_training_file_files")),
@@ -198,6 +202,8 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["validation_file"], ["files.id"], name=op.f("fk_jobs_validation_file_files")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_jobs")),
     )
+    op.create_index(op.f("ix_jobs_retention_blob_id"), "jobs", ["retention_blob_id"], unique=False)
+    op.create_index(op.f("ix_jobs_retention_file"), "jobs", ["retention_file"], unique=False)
     op.create_index("ix_jobs_status_base_model", "jobs", ["status", "base_model"], unique=False)
     op.create_index("ix_jobs_tenant_id_id", "jobs", ["tenant_id", "id"], unique=False)
     op.create_index(op.f("ix_jobs_training_blob_id"), "jobs", ["training_blob_id"], unique=False)

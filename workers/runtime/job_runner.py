@@ -87,8 +87,11 @@ def _prepare(room: JobRoom, job: ClaimedJob, recorder: Recorder) -> Pauses[Train
     validation = None
     if job.validation_blob_id is not None:
         validation = yield from _examples(room, job, job.validation_blob_id)
+    retention = None
+    if job.retention_blob_id is not None:
+        retention = yield from _examples(room, job, job.retention_blob_id)
     start = yield from patiently(lambda: _start_weights(room, job), what="start", patience=READ_PATIENCE)
-    run = TrainingRun(room.model, room.bank, room.slot, job.config, start, train, validation)
+    run = TrainingRun(room.model, room.bank, room.slot, job.config, start, train, validation, retention)
     recorder.note(f"Training started on {len(train)} examples (attempt {job.attempts})")
     yield from resume(room.database, job.lease, run, recorder)
     return run

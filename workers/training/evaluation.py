@@ -15,10 +15,11 @@ GateData = Literal["validation_file", "held_out", "training_text"]
 MIN_EXAMPLES_TO_HOLD_OUT = 10
 HELD_OUT_FRACTION = 0.1
 MAX_HELD_OUT = 32
-_NAMES: dict[GateData, str] = {
+_NAMES: dict[GateData | Literal["retention_file"], str] = {
     "validation_file": "validation",
     "held_out": "held-out",
     "training_text": "training-text",
+    "retention_file": "the model forgets: retention-file",
 }
 
 
@@ -55,7 +56,9 @@ def perplexity(nll: float, tokens: int) -> float:
     return math.exp(mean) if mean < 700 else math.inf
 
 
-def regression(before: float, after: float, tolerance: float, source: GateData) -> str | None:
+def regression(
+    before: float, after: float, tolerance: float, source: GateData | Literal["retention_file"]
+) -> str | None:
     """Return why the run must be rolled back, or None if it may be published: after <= tolerance * before."""
     if not math.isfinite(after):
         return f"{_NAMES[source]} perplexity rose from {before:.4g} to a value that is not finite"

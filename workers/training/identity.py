@@ -17,9 +17,7 @@ def _adapter_sha256(adapter: AdapterWeights) -> str:
     return digest.hexdigest()
 
 
-def run_id(
-    config: JobConfig, start: AdapterWeights, train: Iterable[Window], judge: Iterable[Window], numerics: str
-) -> str:
+def run_id(config: JobConfig, start: AdapterWeights, data: Iterable[Iterable[Window]], numerics: str) -> str:
     """Return a digest of all that decides a run's outcome; `numerics` names dtype and slicing."""
-    parts = [config.model_dump_json(), _adapter_sha256(start), windows_sha256(train), windows_sha256(judge), numerics]
+    parts = [config.model_dump_json(), _adapter_sha256(start), *map(windows_sha256, data), numerics]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

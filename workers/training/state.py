@@ -40,6 +40,7 @@ class Progress(BaseModel):
     telling_steps: int = 0
     """Applied steps whose data could give every parameter a gradient."""
     perplexity_before: float | None = None
+    retention_before: float | None = None
     seconds: float = 0.0
     """Time spent computing, the caller's time between slices left out."""
 

@@ -19,7 +19,7 @@ from workers.models.language_model import LanguageModel
 from workers.models.scoring import sequence_nll
 from workers.training.adamw import AdamWConfig, StepOutcome, adamw_step
 from workers.training.clock import SliceClock
-from workers.training.dataset import build_dataset, count_tokens
+from workers.training.dataset import Window, build_dataset, count_tokens, flatten
 from workers.training.errors import TrainingError
 from workers.training.evaluation import perplexity, regression, split_for_gate
 from workers.training.events import EpochDone, Finished, RunEvent, SetBack, StepDone
@@ -44,10 +44,11 @@ class TrainingRun:
 
     `slices()` may be run once. `restore()` continues from a snapshot of the same run, in this or another process; on a
     CPU with the same number of threads the end is bit-identical to the unbroken run's. Raises TrainingError
-    `no_trainable_tokens` when nothing can be learnt from `train`.
+    `no_trainable_tokens` when nothing can be learnt from `train`, `no_retention_tokens` when nothing in `retention` can
+    tell whether the model forgets.
     """
 
-    def __init__(  # noqa: PLR0917 (all seven are what a run is made of)
+    def __init__(  # noqa: PLR0917 (all eight are what a run is made of)
         self,
         model: LanguageModel,
         bank: AdapterBank,
@@ -56,6 +57,7 @@ class TrainingRun:
         start: AdapterWeights,
         train: Sequence[TokenizedExample],
         validation: Sequence[TokenizedExample] | None = None,
+        retention: Sequence[TokenizedExample] | None = None,
     ) -> None:
         self._model, self._bank, self._slot, self._config, self._start = model, bank, slot, config, start
         settings = config.training
@@ -66,12 +68,15 @@ class TrainingRun:
         given = None if validation is None else build_dataset(validation, settings.seq_len)
         self._data = split_for_gate(usable, given, seed=config.seed, carve=config.rollback.enabled)
         self._judging = config.rollback.enabled or self._data.source == "validation_file"
+        self._retention = flatten(build_dataset(retention or (), settings.seq_len).examples)
+        if retention is not None and not self._retention:
+            raise TrainingError("no_retention_tokens", "no example of the retention file has a token to measure")
         steps = steps_per_epoch(len(self._data.train), settings.batch_size, settings.gradient_accumulation)
         self._total_steps = steps * settings.epochs
         self._total_tokens = count_tokens(self._data.train) * settings.epochs
         self._slice_tokens = SLICE_TOKENS.get(model.device.type, SLICE_TOKENS_ACCELERATOR)
         numerics = f"{model.dtype} {self._slice_tokens}"
-        self._run_id = run_id(config, start, self._data.train, self._data.judge, numerics)
+        self._run_id = run_id(config, start, (self._data.train, self._data.judge, self._retention), numerics)
         self._clock = SliceClock()
         self._measured_from = (0.0, 0)
         self._start_over()
@@ -106,9 +111,9 @@ class TrainingRun:
     def _run(self) -> Iterator[RunEvent | None]:
         settings, progress = self._config.training, self.state.progress
         if self._judging and progress.perplexity_before is None:
-            progress.perplexity_before = yield from self._evaluate()
-            if not math.isfinite(progress.perplexity_before):
-                raise TrainingError("start_not_finite", "the start weights give no finite perplexity to judge against")
+            progress.perplexity_before = yield from self._measure_start(self._data.judge)
+        if self._retention and progress.retention_before is None:
+            progress.retention_before = yield from self._measure_start(self._retention)
         self._measured_from = (self._clock.elapsed(), progress.tokens)
         while progress.epoch < settings.epochs:
             plan = plan_epoch(
@@ -238,22 +243,33 @@ class TrainingRun:
         progress.step_in_epoch, progress.epoch_nll, progress.epoch_targets = 0, 0.0, 0
         return EpochDone(progress.epoch, loss, progress.step, self._bank.weights(self._slot))
 
-    def _evaluate(self) -> Generator[None, None, float]:
-        """Return the perplexity of the gate's data under the weights in the slot."""
+    def _measure_start(self, windows: Sequence[Window]) -> Generator[None, None, float]:
+        before = yield from self._evaluate(windows)
+        if not math.isfinite(before):
+            raise TrainingError("start_not_finite", "the start weights give no finite perplexity to judge against")
+        return before
+
+    def _evaluate(self, windows: Sequence[Window]) -> Generator[None, None, float]:
+        """Return the perplexity of `windows` under the weights in the slot."""
         nll, tokens = 0.0, 0
-        pairs = [(w.token_ids, w.loss_mask) for w in self._data.judge]
+        pairs = [(w.token_ids, w.loss_mask) for w in windows]
         for window_nll, window_tokens in sequence_nll(self._model, pairs, self._slot, self._slice_tokens):
             nll, tokens = nll + window_nll, tokens + window_tokens
             yield None
         return perplexity(nll, tokens)
 
     def _judge(self) -> Iterator[RunEvent | None]:
-        before, after, reason = self.state.progress.perplexity_before, None, None
-        if before is not None:
-            after = yield from self._evaluate()
-            if self._config.rollback.enabled:
-                reason = regression(before, after, self._config.rollback.tolerance, self._data.source)
-        yield self._finish(after, reason)
+        progress, rules = self.state.progress, self._config.rollback
+        after, retained, reasons = None, None, []
+        if progress.perplexity_before is not None:
+            after = yield from self._evaluate(self._data.judge)
+            reasons.append(regression(progress.perplexity_before, after, rules.tolerance, self._data.source))
+        if progress.retention_before is not None:
+            retained = yield from self._evaluate(self._retention)
+            tolerance = rules.tolerance if rules.retention_tolerance is None else rules.retention_tolerance
+            reasons.append(regression(progress.retention_before, retained, tolerance, "retention_file"))
+        against = "; ".join(reason for reason in reasons if reason) if rules.enabled else ""
+        yield self._finish(after, retained, against or None)
 
     def _diverged(self) -> Finished:
         progress = self.state.progress
@@ -266,9 +282,9 @@ class TrainingRun:
             reason += f", although it went back to its last good state {times}, at half the learning rate each"
         if not self._config.rollback.enabled:
             raise TrainingError("diverged", reason)
-        return self._finish(None, reason)
+        return self._finish(None, None, reason)
 
-    def _finish(self, after: float | None, reason: str | None) -> Finished:
+    def _finish(self, after: float | None, retained: float | None, reason: str | None) -> Finished:
         progress = self.state.progress
         result = TrainingResult(
             losses=progress.losses,
@@ -276,6 +292,8 @@ class TrainingRun:
             perplexity_before=progress.perplexity_before,
             perplexity_after=after if after is not None and math.isfinite(after) else None,
             gate_data=self._data.source,
+            retention_before=progress.retention_before,
+            retention_after=retained if retained is not None and math.isfinite(retained) else None,
             rolled_back=reason is not None,
             rollback_reason=reason,
             steps=progress.step,

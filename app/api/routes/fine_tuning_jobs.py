@@ -42,6 +42,7 @@ def create_job(
             model=body.model,
             training_file=body.training_file,
             validation_file=body.validation_file,
+            retention_file=body.retention_file,
             adapter=body.adapter,
             suffix=body.suffix,
             options=body.options(hyperparameters),

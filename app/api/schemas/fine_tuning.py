@@ -76,6 +76,7 @@ class JobCreate(RunWishes):
 
     training_file: FileId
     validation_file: FileId | None = None
+    retention_file: FileId | None = None
     suffix: Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[^\x00]*$")] | None = None
     method: Method | None = None
     hyperparameters: Hyperparameters | None = None

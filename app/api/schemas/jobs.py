@@ -30,6 +30,7 @@ class JobObject(BaseModel):
     trained_tokens: int | None
     training_file: str | None
     validation_file: str | None
+    retention_file: str | None
     seed: int
     organization_id: str
     integrations: list[Any] = []
@@ -73,6 +74,7 @@ class JobObject(BaseModel):
             trained_tokens=job.result and job.result.get("trained_tokens"),
             training_file=job.training_file,
             validation_file=job.validation_file,
+            retention_file=job.retention_file,
             seed=config.seed,
             organization_id=job.tenant_id,
             metadata=job.request.get("metadata"),

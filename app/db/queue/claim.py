@@ -73,6 +73,7 @@ def _take(session: Session, job: Job, worker_id: str, lease_seconds: float) -> C
         parent_version_id=job.parent_version_id,
         training_blob_id=job.training_blob_id,
         validation_blob_id=job.validation_blob_id,
+        retention_blob_id=job.retention_blob_id,
         attempts=attempts,
     )
 

@@ -36,6 +36,7 @@ class ClaimedJob:
     parent_version_id: str | None
     training_blob_id: str
     validation_blob_id: str | None
+    retention_blob_id: str | None
     attempts: int
 
 

@@ -55,7 +55,8 @@ def delete(session: Session, tenant_id: str, file_id: str) -> bool:
     file = session.scalar(mine.with_for_update())
     if file is None:
         return False
-    used = select(Job.id).where(or_(Job.training_file == file_id, Job.validation_file == file_id)).limit(1)
+    uses = (Job.training_file, Job.validation_file, Job.retention_file)
+    used = select(Job.id).where(or_(*(column == file_id for column in uses))).limit(1)
     if session.scalar(used) is not None:
         file.deleted_at = session.scalar(select(db_now()))
         session.flush()

@@ -28,9 +28,11 @@ class Job(Base):
     parent_version_id: Mapped[str | None] = mapped_column(ForeignKey("adapter_versions.id"))
     training_file: Mapped[str | None] = mapped_column(ForeignKey("files.id"), index=True)
     validation_file: Mapped[str | None] = mapped_column(ForeignKey("files.id"), index=True)
+    retention_file: Mapped[str | None] = mapped_column(ForeignKey("files.id"), index=True)
     training_blob_id: Mapped[str] = mapped_column(ForeignKey("blobs.id"), index=True)
     """JSONL: the training file's bytes, or one line made of an adapt's text or messages."""
     validation_blob_id: Mapped[str | None] = mapped_column(ForeignKey("blobs.id"), index=True)
+    retention_blob_id: Mapped[str | None] = mapped_column(ForeignKey("blobs.id"), index=True)
     config: Mapped[dict[str, object]]
     """The effective JobConfig."""
     request: Mapped[dict[str, object]]

@@ -163,6 +163,7 @@ def test_every_kind_of_reference_keeps_a_blob(database: Database) -> None:
         "files.blob_id",
         "job_checkpoints.weights_id",
         "job_snapshots.tensors_id",
+        "jobs.retention_blob_id",
         "jobs.training_blob_id",
         "jobs.validation_blob_id",
     ]

@@ -7,6 +7,7 @@ import pytest
 from sqlalchemy import select, update
 
 from app.db import queue
+from app.db.blobs import write_blob
 from app.db.repositories import jobs, tenants
 from app.db.session import Database
 from app.db.tables import Job, JobSnapshot, Tenant, db_now
@@ -55,7 +56,8 @@ def test_tenants_take_turns_also_when_the_clock_stands_still(
 
 def test_a_claim_brings_what_the_worker_needs(database: Database, tenant: str) -> None:
     with database.write() as session:
-        job = rows.add_job(session, tenant, kind="adapt")
+        blobs = [write_blob(session, tenant, name).id for name in (b"validation", b"retention")]
+        job = rows.add_job(session, tenant, kind="adapt", validation_blob_id=blobs[0], retention_blob_id=blobs[1])
     claimed = rows.claim_one(database, "worker-9")
     assert claimed == queue.ClaimedJob(
         lease=queue.Lease(job_id=job.id, tenant_id=tenant, token=1, worker_id="worker-9"),
@@ -65,7 +67,8 @@ def test_a_claim_brings_what_the_worker_needs(database: Database, tenant: str) -
         adapter_name="support",
         parent_version_id=None,
         training_blob_id=job.training_blob_id,
-        validation_blob_id=None,
+        validation_blob_id=blobs[0],
+        retention_blob_id=blobs[1],
         attempts=1,
     )
     stored = rows.read_job(database, job.id)

@@ -125,14 +125,15 @@ def test_a_deleted_adapter_is_gone(database: Database, tenant: str) -> None:
     assert add_version(database, tenant, b"weights") != adapter_id
 
 
-def test_a_file_that_a_job_uses_disappears_but_keeps_its_bytes(database: Database, tenant: str) -> None:
+@pytest.mark.parametrize("field", ["training_file", "validation_file", "retention_file"])
+def test_a_file_that_a_job_uses_disappears_but_keeps_its_bytes(database: Database, tenant: str, field: str) -> None:
     with database.write() as session:
         blob = write_blob(session, tenant, b'{"text": "a"}\n')
         used, unused = (
             files.create(session, tenant, blob=blob, filename=name, purpose="fine-tune", examples=1)
             for name in ("used.jsonl", "unused.jsonl")
         )
-        rows.add_job(session, tenant, training_file=used.id, training_blob_id=blob.id)
+        rows.add_job(session, tenant, **{field: used.id}, training_blob_id=blob.id)
     with database.write() as session:
         assert files.get(session, tenant, used.id, hold=True) is not None
         assert files.delete(session, tenant, unused.id) is True

@@ -128,6 +128,14 @@ JOBS: dict[str, tuple[dict[str, Any], int, str, str, str]] = {
     "integrations": ({"integrations": [{"type": "wandb"}]}, 400, "unsupported_parameter", "integrations", "not supp"),
     "missing file": ({"training_file": "file-none"}, 404, "file_not_found", "training_file", "No such file"),
     "missing validation file": ({"validation_file": "file-x"}, 404, "file_not_found", "validation_file", "No such"),
+    "missing retention file": ({"retention_file": "file-x"}, 404, "file_not_found", "retention_file", "No such"),
+    "retention without a file": (
+        {"rollback": {"retention_tolerance": 1.1}},
+        400,
+        "invalid_value",
+        "rollback.retention_tolerance",
+        "has no meaning without a retention_file",
+    ),
     "an infinite number": ({"training": {"eps": float("inf")}}, 400, "invalid_value", "training.eps", "finite"),
     "adapter named as a base": ({"adapter": BASE}, 400, "invalid_value", "adapter", "name of a base model"),
     "an unknown schedule": (

@@ -71,6 +71,8 @@ def test_a_job_from_creation_to_a_served_model(client: OpenAI, worker: Any) -> N
         metadata={"team": "a"},
         method={"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 2, "batch_size": "auto"}}},
         extra_body={
+            "retention_file": (kept := upload(client)),
+            "rollback": {"retention_tolerance": 1.1},
             "lora": {"rank": 8},
             "trust_region": {"max_delta": 0.01},
             "training": {"weight_decay": 0.1, "schedule": "constant"},
@@ -80,6 +82,8 @@ def test_a_job_from_creation_to_a_served_model(client: OpenAI, worker: Any) -> N
     assert (job.status, job.model, job.seed, job.metadata) == ("queued", BASE, 7, {"team": "a"})
     assert (job.hyperparameters.n_epochs, job.hyperparameters.batch_size) == (2, 4)
     assert (extra["lora"]["rank"], extra["lora"]["alpha"], extra["trust_region"]["max_delta"]) == (8, 32.0, 0.01)
+    assert extra["retention_file"] == kept
+    assert extra["rollback"] == {"enabled": True, "tolerance": 1.25, "retention_tolerance": 1.1}
     assert extra["training"] == {
         "epochs": 2,
         "batch_size": 4,

@@ -45,16 +45,22 @@ class Room:
         return self.room.database
 
     def enqueue(
-        self, config: JobConfig | None = None, *, data: bytes = CHATS, parent: AdapterVersion | None = None
+        self,
+        config: JobConfig | None = None,
+        *,
+        data: bytes = CHATS,
+        retention: bytes | None = None,
+        parent: AdapterVersion | None = None,
     ) -> str:
         """Queue a job and return its id."""
         with self.database.write() as session:
             blob = write_blob(session, self.tenant, data)
+            kept = retention and write_blob(session, self.tenant, retention)
             return jobs.create(
                 session, self.tenant, kind="fine_tune", model="tiny", base_model="tiny", adapter_name="support",
                 adapter_id=parent.adapter_id if parent else None, parent_version_id=parent.id if parent else None,
-                training_blob_id=blob.id, config=config or config_of(), request={}, trainable_parameters=0,
-                optimizer_bytes=0,
+                training_blob_id=blob.id, retention_blob_id=kept.id if kept else None, config=config or config_of(),
+                request={}, trainable_parameters=0, optimizer_bytes=0,
             ).id  # fmt: skip
 
     def claim(self, worker_id: str = "wkr-1", lease_seconds: float = 60) -> ClaimedJob:

@@ -100,6 +100,17 @@ def test_a_rolled_back_run_succeeds_without_a_version(room: Room) -> None:
     assert "perplexity" in str(job.result["rollback_reason"])
 
 
+def test_the_retention_file_reaches_the_gate(room: Room) -> None:
+    strict = config_of().rollback.model_copy(update={"retention_tolerance": 0.01})
+    job_id = room.enqueue(config_of().model_copy(update={"rollback": strict}), retention=b'{"text": "never forget"}\n')
+    room.run(room.claim())
+    result = room.job(job_id).result
+    assert result is not None
+    assert float(str(result["retention_before"])) > 1
+    assert str(result["rollback_reason"]).startswith("the model forgets: retention-file perplexity")
+    assert room.versions() == []
+
+
 def test_a_run_that_goes_back_says_so(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = count(1)
 

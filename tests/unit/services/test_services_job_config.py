@@ -62,6 +62,17 @@ def test_wishes_win_over_auto() -> None:
     assert resolve(training={"epochs": 7}, hyperparameters={"n_epochs": 7}).training.epochs == 7
 
 
+def test_retention_has_a_tolerance_where_there_is_a_file() -> None:
+    assert resolve().rollback.retention_tolerance is None
+    for wish, tolerance in (({}, 1.25), ({"retention_tolerance": 1.05}, 1.05)):
+        options = JobOptions.model_validate({"rollback": wish})
+        config = resolve_config("fine_tune", tiny_base(), options, 1, None, retention=True)
+        assert config.rollback.retention_tolerance == tolerance
+    with pytest.raises(InvalidRequestError, match="without a retention_file") as caught:
+        resolve("adapt", rollback={"retention_tolerance": 1.05})
+    assert caught.value.param == "rollback.retention_tolerance"
+
+
 def test_parameters_are_counted_with_the_rank_clamped_to_each_module() -> None:
     info = tiny_base()
     small = resolve(lora={"rank": 8, "targets": ["q_proj"]}).lora

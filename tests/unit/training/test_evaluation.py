@@ -56,6 +56,9 @@ def test_the_verdict_allows_up_to_the_tolerance() -> None:
     assert regression(10.0, 8.0, 0.5, "training_text") == (
         "training-text perplexity only fell from 10 to 8, more than the 0.5 times allowed"
     )
+    assert regression(10.0, 20.0, 1.25, "retention_file") == (
+        "the model forgets: retention-file perplexity rose from 10 to 20, more than the 1.25 times allowed"
+    )
 
 
 @pytest.mark.parametrize("after", [math.inf, math.nan])

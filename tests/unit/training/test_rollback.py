@@ -7,7 +7,9 @@ from itertools import pairwise
 import pytest
 import torch
 
+from app.text.tokenize import TokenizedExample
 from tests.unit.training.tiny import config_of, examples_of, run_of, same_adapter, start_of
+from workers.models.scoring import sequence_nll
 from workers.training.errors import TrainingError
 from workers.training.events import EpochDone, Finished, RunEvent, SetBack, StepDone
 from workers.training.state import Progress
@@ -71,6 +73,59 @@ def test_without_rollback_a_regression_is_reported_and_kept() -> None:
     assert finished.result.perplexity_after is not None
     assert finished.adapter is not None
     assert finished.result.perplexity_after > 1.25 * finished.result.perplexity_before
+
+
+def _forgetful(**changes: object) -> tuple[Finished, float, float]:
+    """Teach the adapter what it has not learnt yet and measure what it had; return the true perplexities as well."""
+    old, new = examples_of(8), [TokenizedExample(e.token_ids[::-1], e.loss_mask) for e in examples_of(8, seed=3)]
+    _, trained = _finish(run_of(config_of(epochs=12), old)[0])
+    run, model, bank = run_of(config_of(epochs=20, **changes), new, retention=old, start=trained.adapter)
+    _, finished = _finish(run)
+    measured = []
+    for adapter in (trained.adapter, finished.adapter):
+        if adapter is None:
+            measured.append(math.nan)
+            continue
+        bank.load(3, adapter)
+        scores = list(sequence_nll(model, [(e.token_ids, e.loss_mask) for e in old], 3))
+        measured.append(math.exp(sum(nll for nll, _ in scores) / sum(n for _, n in scores)))
+    return finished, measured[0], measured[1]
+
+
+def test_forgetting_what_the_retention_file_holds_rolls_a_run_back() -> None:
+    finished, before, _ = _forgetful(retention_tolerance=1.25)
+    result = finished.result
+    assert finished.adapter is None
+    assert result.perplexity_before is not None
+    assert result.perplexity_after is not None
+    assert result.perplexity_after < result.perplexity_before
+    assert result.retention_before == pytest.approx(before, rel=1e-6)
+    assert result.rollback_reason == (
+        f"the model forgets: retention-file perplexity rose from {result.retention_before:.4g} to "
+        f"{result.retention_after:.4g}, more than the 1.25 times allowed"
+    )
+
+
+@pytest.mark.parametrize("changes", [{"retention_tolerance": 1e6}, {"retention_tolerance": 1.25, "enabled": False}])
+def test_forgetting_that_is_allowed_is_only_reported(changes: dict[str, object]) -> None:
+    finished, before, after = _forgetful(**changes)
+    assert finished.result.rollback_reason is None
+    assert finished.result.retention_before == pytest.approx(before, rel=1e-6)
+    assert finished.result.retention_after == pytest.approx(after, rel=1e-6)
+    assert after > 1.25 * before
+
+
+def test_both_reasons_of_a_rollback_are_given() -> None:
+    finished, _, _ = _forgetful(retention_tolerance=1.25, tolerance=1e-3)
+    reason = finished.result.rollback_reason or ""
+    assert reason.startswith("training-text perplexity only fell")
+    assert "; the model forgets: " in reason
+
+
+def test_a_retention_file_with_nothing_to_measure_is_an_error() -> None:
+    with pytest.raises(TrainingError, match="no example of the retention file has a token to measure") as caught:
+        run_of(config_of(), examples_of(2), retention=[TokenizedExample([1, 2], [0, 0])])
+    assert caught.value.code == "no_retention_tokens"
 
 
 @pytest.mark.parametrize("how", [lambda g: g * math.nan, lambda g: g + math.inf], ids=["nan", "inf"])

@@ -85,6 +85,20 @@ def test_the_epoch_that_ended_with_the_snapshot_is_reported_again() -> None:
     assert (first.epoch, first.step) == (1, 5)
 
 
+def test_a_resumed_run_judges_retention_against_the_same_start() -> None:
+    def run() -> TrainingRun:
+        return run_of(config_of(retention_tolerance=9.0), examples_of(6), retention=examples_of(2, seed=9))[0]
+
+    unbroken, resumed = run(), run()
+    for event in unbroken.slices():
+        if isinstance(event, StepDone) and event.metrics.step == 2:
+            resumed.restore(_through_json(unbroken.snapshot()))
+    *_, finished = resumed.slices()
+    assert isinstance(event, Finished)
+    assert isinstance(finished, Finished)
+    assert end_digest(finished) == end_digest(event)
+
+
 def _one_snapshot() -> tuple[TrainingRun, Snapshot]:
     run, _, _ = run_of(config_of(), examples_of(6))
     next(event for event in run.slices() if isinstance(event, StepDone))
@@ -133,9 +147,10 @@ def test_every_kind_of_damage_is_refused_and_leaves_the_run_as_it_was() -> None:
         lambda: run_of(config_of(learning_rate=0.02), examples_of(6))[0],
         lambda: run_of(config_of(), examples_of(7))[0],
         lambda: run_of(config_of(), examples_of(6), examples_of(2))[0],
+        lambda: run_of(config_of(), examples_of(6), retention=examples_of(2))[0],
         lambda: run_of(config_of(), examples_of(6), dtype=torch.bfloat16)[0],
     ],
-    ids=["seed", "learning-rate", "data", "validation", "dtype"],
+    ids=["seed", "learning-rate", "data", "validation", "retention", "dtype"],
 )
 def test_the_snapshot_of_another_run_is_refused(other: object) -> None:
     _, snapshot = _one_snapshot()

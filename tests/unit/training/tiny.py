@@ -58,7 +58,7 @@ def config_of(**changes: object) -> JobConfig:
     sections: dict[str, dict[str, object]] = {
         "lora": {"rank": 4, "alpha": 8.0, "targets": TARGETS, "seed": 5},
         "trust_region": {"max_delta": 0.0},
-        "rollback": {"enabled": True, "tolerance": 1.25},
+        "rollback": {"enabled": True, "tolerance": 1.25, "retention_tolerance": None},
         "training": {
             "epochs": 2,
             "batch_size": 3,
@@ -94,6 +94,7 @@ def run_of(
     config: JobConfig,
     train: list[TokenizedExample],
     validation: list[TokenizedExample] | None = None,
+    retention: list[TokenizedExample] | None = None,
     *,
     dtype: torch.dtype = torch.float32,
     start: AdapterWeights | None = None,
@@ -101,7 +102,8 @@ def run_of(
     """Return a run in slot 0 of a fresh model and bank."""
     model = model_of(dtype)
     bank = AdapterBank(model)
-    return TrainingRun(model, bank, 0, config, start or start_of(model, config), train, validation), model, bank
+    start = start or start_of(model, config)
+    return TrainingRun(model, bank, 0, config, start, train, validation, retention), model, bank
 
 
 def same_adapter(a: AdapterWeights, b: AdapterWeights) -> bool:
