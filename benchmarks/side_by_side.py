@@ -14,7 +14,7 @@ import sys
 from importlib.metadata import version
 from typing import NamedTuple
 
-from app.cli.allocator import worker_environment
+from app.cli.worker_environment import worker_environment
 
 
 class Sample(NamedTuple):

@@ -13,11 +13,11 @@ import redis
 import typer
 
 from app.cli import supervisor
-from app.cli.allocator import worker_environment
 from app.cli.embedded import announced, check_port_free, owned_directory, valkey_server
 from app.cli.errors import CliError
 from app.cli.supervisor import Child
 from app.cli.worker import worker_command
+from app.cli.worker_environment import worker_environment
 from app.core.settings import Settings, get_settings
 from app.db.migrate import upgrade
 from app.db.repositories import workers

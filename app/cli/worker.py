@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from app.cli.allocator import worker_environment
 from app.cli.errors import CliError
+from app.cli.worker_environment import worker_environment
 from app.core.settings import get_settings
 
 
