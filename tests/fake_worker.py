@@ -35,7 +35,8 @@ Finish = Callable[[Database, queue.ClaimedJob], None]
 class FakeWorker:
     """Answers generate requests with `reply`, a token at a time, and ends jobs as `finish_job` does.
 
-    `error` fails every request with that event after `error_after` tokens; `pause` is the time between tokens.
+    `error` fails every request with that event after `error_after` tokens; `endless` says nothing more once a request
+    is taken, until it is aborted.
     """
 
     def __init__(self, database_url: str, redis_url: str, info: BaseModelInfo) -> None:
@@ -43,7 +44,8 @@ class FakeWorker:
         self.reply = "Hello there"
         self.error: ErrorEvent | None = None
         self.error_after = 0
-        self.pause = 0.0
+        self.nll_per_token = 2.0
+        self.endless = False
         self.silent = False
         self.finish_job: Finish | None = None
         self.requests: list[InferenceRequest] = []
@@ -96,11 +98,19 @@ class FakeWorker:
         self._emit(request, AcceptedEvent())
         if self.error and self.error_after == 0:
             self._emit(request, self.error)
+        elif self.endless:
+            self._wait_for_abort(request)
         elif isinstance(request, GenerateRequest):
             self._generate(request)
         else:
             tokens = sum(sum(sequence.loss_mask) for sequence in request.sequences)
-            self._emit(request, ScoreEvent(nll=2.0 * tokens, tokens=tokens))
+            self._emit(request, ScoreEvent(nll=self.nll_per_token * tokens, tokens=tokens))
+
+    def _wait_for_abort(self, request: InferenceRequest) -> None:
+        while not self._stop.wait(0.01):
+            if aborts.aborted(self._redis, [request.id]):
+                self.aborted.add(request.id)
+                return
 
     def _generate(self, request: GenerateRequest) -> None:
         sampling = request.sampling
@@ -114,13 +124,9 @@ class FakeWorker:
                 if self.error and count == self.error_after:
                     self._emit(request, self.error)
                     return
-                if aborts.aborted(self._redis, [request.id]):
-                    self.aborted.add(request.id)
-                    return
                 logprobs = [] if sampling.logprobs is None else [self._logprob(token, sampling.logprobs)]
                 text = tokenizer_for(self.info).token(token)
                 self._emit(request, TextEvent(index=index, text=text, logprobs=logprobs))
-                self._stop.wait(self.pause)
             reason = "length" if len(tokens) > sampling.max_tokens else "stop"
             self._emit(request, FinishEvent(index=index, reason=reason))
         done = min(len(tokens), sampling.max_tokens) * sampling.n

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Coroutine
-from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
 
 import redis
@@ -39,11 +38,15 @@ class StreamedAnswer(Protocol):
 
 
 class ClosedEventStream(EventSourceResponse):
-    """Closes its generator however the connection ends: an abort must not wait for the garbage collector."""
+    """Sends events made of `source`, and closes both however the connection ends, also before the first event.
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
+    An abort must not wait for the garbage collector.
+    """
+
+    def __init__(self, events: AsyncGenerator[bytes, None], source: AsyncGenerator[Delta | None, None]) -> None:
         super().__init__(events, headers=HEADERS)
         self.events = events
+        self.source = source
 
     async def stream_response(self, send: Send) -> None:
         """Send the events."""
@@ -52,6 +55,7 @@ class ClosedEventStream(EventSourceResponse):
         finally:
             with CancelScope(shield=True):
                 await self.events.aclose()
+                await self.source.aclose()
 
 
 async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -74,23 +78,22 @@ async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) ->
 
 
 def event_stream(
-    answer: StreamedAnswer, deltas: AsyncGenerator[Delta, None], usage: Usage, *, choices: int
+    answer: StreamedAnswer, deltas: AsyncGenerator[Delta | None, None], usage: Usage, *, choices: int
 ) -> EventSourceResponse:
     """Return a stream of the answer's chunks, closed by `[DONE]`, or by an error event when it fails midway."""
-    return ClosedEventStream(_events(answer, deltas, usage, choices))
+    return ClosedEventStream(_events(answer, deltas, usage, choices), deltas)
 
 
 async def _events(
-    answer: StreamedAnswer, deltas: AsyncGenerator[Delta, None], usage: Usage, choices: int
+    answer: StreamedAnswer, deltas: AsyncGenerator[Delta | None, None], usage: Usage, choices: int
 ) -> AsyncGenerator[bytes, None]:
     try:
-        async with aclosing(deltas):
-            for index in range(choices):
-                if opening := answer.opening(index):
-                    yield _event(opening)
-            async for delta in deltas:
-                if chunk := answer.chunk(delta):
-                    yield _event(chunk)
+        for index in range(choices):
+            if opening := answer.opening(index):
+                yield _event(opening)
+        async for delta in deltas:
+            if delta and (chunk := answer.chunk(delta)):
+                yield _event(chunk)
         if answer.usage_wanted:
             yield _event(answer.closing(usage))
         yield format_sse_event(data_str="[DONE]")

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from redis.asyncio import Redis as AsyncRedis
 
 from app.contracts.inference import (
-    AcceptedEvent,
     DoneEvent,
     FinishEvent,
     InferenceEvent,
@@ -62,10 +61,14 @@ class Choice:
 async def deltas(
     client: AsyncRedis, prepared: PreparedGeneration, usage: Usage, *, silence: float
 ) -> AsyncGenerator[Delta | None, None]:
-    """Yield what is new as submitted requests run; None says that a worker has taken one. Adds up `usage`."""
+    """Yield what is new as submitted requests run, and before it None: a worker has taken one. Adds up `usage`."""
     ids = [request.id for request in prepared.requests]
+    taken = False
     async with aclosing(merged_events(client, ids, silence=silence)) as events:
         async for position, event in events:
+            if not taken:
+                taken = True
+                yield None
             for delta in _deltas_of(event, position, prepared.requests[position].sampling.n, usage):
                 yield delta
 
@@ -86,31 +89,21 @@ async def generate(
 
 async def start_stream(
     client: AsyncRedis, prepared: PreparedGeneration, usage: Usage, *, silence: float, limit: int
-) -> AsyncGenerator[Delta, None]:
-    """Submit the requests, wait until a worker has taken one, and return the deltas.
+) -> AsyncGenerator[Delta | None, None]:
+    """Submit the requests, wait until a worker has taken one, and return the deltas, which the caller must close.
 
-    What fails before that raises ServiceError here, while a status can still be sent.
+    What fails before that raises ServiceError here, while a status can still be sent. The generator is handed over
+    running and never wrapped: closing one that has not begun runs no line of it, and so would abort nothing.
     """
     await submit(client, prepared.requests, limit=limit)
     stream = deltas(client, prepared, usage, silence=silence)
-    first = await anext(stream, None)
-    return _after(first, stream)
+    await anext(stream, None)
+    return stream
 
 
-async def _after(first: Delta | None, stream: AsyncGenerator[Delta | None, None]) -> AsyncGenerator[Delta, None]:
-    async with aclosing(stream):
-        if first is not None:
-            yield first
-        async for delta in stream:
-            if delta is not None:
-                yield delta
-
-
-def _deltas_of(event: InferenceEvent, position: int, n: int, usage: Usage) -> list[Delta | None]:
+def _deltas_of(event: InferenceEvent, position: int, n: int, usage: Usage) -> list[Delta]:
     first = position * n
     match event:
-        case AcceptedEvent():
-            return [None]
         case PromptEvent():
             return [Delta(first + i, logprobs=event.logprobs, prompt=True) for i in range(n)]
         case TextEvent():

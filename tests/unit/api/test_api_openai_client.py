@@ -1,11 +1,12 @@
 """The official `openai` client against the application over real HTTP."""
 
+import http.client
+import json
 import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 import uvicorn
@@ -205,13 +206,13 @@ def test_an_error_midway_reaches_the_client(client: OpenAI, worker: Any) -> None
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_frees_its_place(api: Any, url: str, worker: Any, stream: bool) -> None:
-    worker.reply, worker.pause = "x" * 400, 0.05
-    body = {"model": BASE, "messages": HI, "stream": stream}
-    with httpx.Client(base_url=url, headers={"Authorization": f"Bearer {api.key}"}) as leaving:
-        if stream:
-            with leaving.stream("POST", "/v1/chat/completions", json=body) as answer:
-                next(answer.iter_bytes())
-        else:
-            with pytest.raises(httpx.ReadTimeout):
-                leaving.post("/v1/chat/completions", json=body, timeout=0.5)
-    worker.wait_until(lambda: worker.aborted == {worker.requests[0].id}, seconds=18)
+    worker.endless, api.settings.request_timeout = True, 600
+    body = json.dumps({"model": BASE, "messages": HI, "stream": stream})
+    leaving = http.client.HTTPConnection(url.removeprefix("http://"), timeout=60)
+    headers = {"Authorization": f"Bearer {api.key}", "Content-Type": "application/json"}
+    leaving.request("POST", "/v1/chat/completions", body, headers)
+    worker.wait_until(lambda: worker.requests, seconds=60)
+    if stream:
+        assert leaving.getresponse().readline().startswith(b"data: ")
+    leaving.close()
+    worker.wait_until(lambda: worker.aborted == {worker.requests[0].id}, seconds=60)
