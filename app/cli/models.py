@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from app.cli.deployment import open_database
-from app.contracts.base_models import BaseModelInfo
 from app.db.repositories import base_models, workers
 
 ALIVE_SECONDS = 30.0
@@ -27,7 +26,7 @@ def list_models(as_json: Annotated[bool, typer.Option("--json", help="Print one 
                 "dtype": info.dtype,
                 "workers": hosts.count(info.id),
             }
-            for info in (BaseModelInfo.model_validate(row.info) for row in base_models.list(session))
+            for info in map(base_models.info_of, base_models.list(session))
         ]
     if as_json:
         typer.echo(json.dumps(rows))

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 
 from sqlalchemy.orm import Session
 
-from app.contracts.base_models import BaseModelInfo
 from app.db.repositories import adapters, base_models
 from app.db.tables import Adapter
 from app.services.model_names import ResolvedModel
@@ -14,10 +13,8 @@ PAGE = 100
 
 def list_models(session: Session, tenant_id: str) -> list[ResolvedModel]:
     """Return bases first, then adapters, newest first. The list is not paged, as OpenAI's is not."""
-    bases = {
-        row.id: ResolvedModel(row.id, BaseModelInfo.model_validate(row.info), row.created_at)
-        for row in base_models.list(session)
-    }
+    rows = base_models.list(session)
+    bases = {row.id: ResolvedModel(row.id, base_models.info_of(row), row.created_at) for row in rows}
     models = list(bases.values())
     for adapter in _all_adapters(session, tenant_id):
         version = adapter.active_version and adapters.get_version(

@@ -18,8 +18,9 @@ from app.db.tables import Adapter, AdapterVersion, JobCheckpoint
 ADAPTER_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 _PINNED = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]{0,63})(@(?P<version>[1-9][0-9]{0,8}))?")
 _FINE_TUNED = re.compile(
-    r"ft:(?P<base>[^:]+):(?P<tenant>[^:]+):(?P<adapter>[^:]+):"
-    r"((?P<version>[1-9][0-9]{0,8})|(?P<job>[^:]+):step-(?P<step>[0-9]{1,9}))"
+    r"ft:(?P<base>[\w.-]+):(?P<tenant>[\w.-]+):(?P<adapter>[\w.-]+):"
+    r"((?P<version>[1-9][0-9]{0,8})|(?P<job>[\w.-]+):step-(?P<step>[0-9]{1,9}))",
+    re.ASCII,
 )
 
 
@@ -61,7 +62,7 @@ def resolve_model(session: Session, tenant_id: str, name: str) -> ResolvedModel:
         return _fine_tuned(session, tenant_id, name, match)
     if match := _PINNED.fullmatch(name):
         if match["version"] is None and (base := base_models.get(session, name)):
-            return ResolvedModel(name, BaseModelInfo.model_validate(base.info), base.created_at)
+            return ResolvedModel(name, base_models.info_of(base), base.created_at)
         return _adapter(session, tenant_id, name, match["name"], match["version"])
     raise _unknown(name)
 
@@ -71,7 +72,7 @@ def hosted_base(session: Session, base_model: str, *, param: str) -> BaseModelIn
     row = base_models.get(session, base_model) if re.fullmatch(ADAPTER_NAME, base_model) else None
     if row is None:
         raise not_found("model", base_model, param=param)
-    return BaseModelInfo.model_validate(row.info)
+    return base_models.info_of(row)
 
 
 def _unknown(name: str) -> NotFoundError:
@@ -82,7 +83,7 @@ def _info(session: Session, base_model: str, name: str) -> BaseModelInfo:
     row = base_models.get(session, base_model)
     if row is None:
         raise _unknown(name)
-    return BaseModelInfo.model_validate(row.info)
+    return base_models.info_of(row)
 
 
 def _adapter(session: Session, tenant_id: str, name: str, adapter_name: str, version: str | None) -> ResolvedModel:

@@ -1,6 +1,5 @@
 """Where a job starts: a bare base, or a version whose LoRA shape it keeps; and the adapter it feeds."""
 
-import io
 import re
 import secrets
 from dataclasses import dataclass
@@ -9,12 +8,12 @@ from sqlalchemy.orm import Session
 
 from app.contracts.base_models import BaseModelInfo
 from app.core.errors import ConflictError, InvalidRequestError
-from app.db.blobs import iter_blob
 from app.db.repositories import adapters, base_models
 from app.db.tables import AdapterVersion
 from app.services.job_config import MAX_RANK, ParentShape
 from app.services.model_names import ADAPTER_NAME, ResolvedModel, resolve_model
-from app.services.safetensors_file import MAX_HEADER_BYTES, count_scalars, read_header
+from app.services.safetensors_file import count_scalars
+from app.services.stored_weights import stored_header
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ def _generated_name(suffix: str | None) -> str:
 
 def _shape(session: Session, name: str, version: AdapterVersion) -> ParentShape:
     """Read rank and alpha from the PEFT configuration, targets and size from the weights' own header."""
-    header = _stored_header(session, version)
+    header = stored_header(session, version)
     modules = [tensor.split(".lora_A")[0] for tensor in header if ".lora_A" in tensor]
     rank, alpha = version.config.get("r"), version.config.get("lora_alpha")
     if not isinstance(rank, int) or not 1 <= rank <= MAX_RANK or not isinstance(alpha, int | float):
@@ -97,13 +96,3 @@ def _shape(session: Session, name: str, version: AdapterVersion) -> ParentShape:
         targets=list(dict.fromkeys(module.rpartition(".")[2] for module in modules)),
         parameters=count_scalars(header),
     )
-
-
-def _stored_header(session: Session, version: AdapterVersion) -> dict[str, object]:
-    start = io.BytesIO()
-    for chunk in iter_blob(session, version.tenant_id, version.weights_id):
-        start.write(chunk)
-        if start.tell() >= 8 + MAX_HEADER_BYTES:
-            break
-    start.seek(0)
-    return read_header(start)

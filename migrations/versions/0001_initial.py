@@ -37,6 +37,7 @@ def upgrade() -> None:
         "base_models",
         sa.Column("id", sa.String(length=96), nullable=False),
         sa.Column("info", sa.JSON(), nullable=False),
+        sa.Column("sha256", sa.String(length=64), nullable=False),
         sa.Column("created_at", sa.Float(precision=53), server_default=now, nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_base_models")),
     )

@@ -7,11 +7,19 @@ from fastapi.responses import StreamingResponse
 
 from app.api.deps import After, DatabaseDep, Limit, ResourceId, SettingsDep, TenantDep, VersionNumber
 from app.api.routes.files import attachment
-from app.api.schemas.adapters import ActivateBody, AdapterObject, AdapterUpload, RollbackBody, VersionObject
+from app.api.schemas.adapters import (
+    ActivateBody,
+    AdapterDetails,
+    AdapterObject,
+    AdapterUpload,
+    RollbackBody,
+    VersionObject,
+)
 from app.api.schemas.common import Deleted, Page, page
 from app.services import adapters
 from app.services.adapter_upload import MAX_CONFIG_BYTES, check_adapter, on_disk, store_adapter
 from app.services.downloads import download_version
+from app.services.stored_weights import footprint
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
 
@@ -41,10 +49,11 @@ def upload_adapter(
 
 
 @router.get("/{name}")
-def retrieve_adapter(name: ResourceId, database: DatabaseDep, tenant_id: TenantDep) -> AdapterObject:
-    """Return one adapter."""
+def retrieve_adapter(name: ResourceId, database: DatabaseDep, tenant_id: TenantDep) -> AdapterDetails:
+    """Return one adapter with its footprint."""
     with database.read() as session:
-        return AdapterObject.of(adapters.get_adapter(session, tenant_id, name))
+        adapter = adapters.get_adapter(session, tenant_id, name)
+        return AdapterDetails.with_footprint(adapter, footprint(session, adapter))
 
 
 @router.delete("/{name}")

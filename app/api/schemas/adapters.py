@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from app.api.schemas.common import RequestBody
 from app.db.tables import Adapter, AdapterVersion
 from app.services.model_names import ADAPTER_NAME, version_name
+from app.services.stored_weights import Footprint
 
 
 class AdapterUpload(BaseModel):
@@ -92,3 +93,14 @@ class AdapterObject(BaseModel):
             latest_version=adapter.latest_version,
             created_at=int(adapter.created_at),
         )
+
+
+class AdapterDetails(AdapterObject):
+    """An adapter by itself: also what its active version adds to the base, in parameters and bytes."""
+
+    footprint: Footprint | None
+
+    @classmethod
+    def with_footprint(cls, adapter: Adapter, footprint: Footprint | None) -> "AdapterDetails":
+        """Return the wire form of a row and its footprint."""
+        return cls(**AdapterObject.of(adapter).model_dump(), footprint=footprint)

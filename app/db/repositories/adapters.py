@@ -131,21 +131,21 @@ def delete(session: Session, tenant_id: str, adapter_id: str) -> bool:
 def get_or_create(session: Session, tenant_id: str, *, name: str, base_model: str) -> Adapter:
     """Return the tenant's adapter of that name, made now if need be, held until the transaction ends.
 
-    Raises AdapterConflictError when the name belongs to an adapter on another base model.
+    A new one numbers its versions on from deleted ones of its name, so that `name@1` never means other weights than it
+    did. Raises AdapterConflictError when the name belongs to an adapter on another base model.
     """
-    while True:
+    held = select(Adapter).where(Adapter.name == name, *_of(tenant_id)).with_for_update()
+    while (adapter := session.scalar(held.execution_options(populate_existing=True))) is None:
+        namesakes = (Adapter.tenant_id == tenant_id, Adapter.name == name)
+        given_out = select(func.coalesce(func.max(Adapter.latest_version), 0)).where(*namesakes).scalar_subquery()
         statement = dialects.insert(session, Adapter).values(
-            id=new_id("adp"), tenant_id=tenant_id, name=name, base_model=base_model
+            id=new_id("adp"), tenant_id=tenant_id, name=name, base_model=base_model, latest_version=given_out
         )
         session.execute(
             statement.on_conflict_do_nothing(
                 index_elements=[Adapter.tenant_id, Adapter.name], index_where=text("deleted_at IS NULL")
             )
         )
-        held = select(Adapter).where(Adapter.name == name, *_of(tenant_id)).with_for_update()
-        adapter = session.scalar(held.execution_options(populate_existing=True))
-        if adapter is not None:
-            break
     if adapter.base_model != base_model:
         raise AdapterConflictError(
             f"adapter {name!r} stands on base model {adapter.base_model!r}, not on {base_model!r}: use another name"

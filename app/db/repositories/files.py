@@ -1,4 +1,4 @@
-"""Uploaded files. A deleted file is gone at once; its row and bytes go when no job refers to them."""
+"""Uploaded files. A deleted file is gone at once; its row and bytes go with it unless a job refers to them."""
 
 from collections.abc import Sequence
 

@@ -26,7 +26,7 @@ class Adapter(Base):
     name: Mapped[str] = mapped_column(String(64))
     base_model: Mapped[str] = mapped_column(String(96))
     latest_version: Mapped[int] = mapped_column(Integer, server_default="0")
-    """The highest version number given out; numbers are never used twice."""
+    """The highest version number given out; none is used twice under one name, not even after a deletion."""
     active_version: Mapped[int | None] = mapped_column(Integer)
     created_at: Mapped[float] = mapped_column(Float(53), server_default=db_now())
     deleted_at: Mapped[float | None] = mapped_column(Float(53))

@@ -44,4 +44,4 @@ class File(Base):
     examples: Mapped[int] = mapped_column(Integer)
     created_at: Mapped[float] = mapped_column(Float(53), server_default=db_now())
     deleted_at: Mapped[float | None] = mapped_column(Float(53))
-    """A deleted file is gone for the tenant; its blob goes when no job needs it."""
+    """Set where a job refers to the file: it is gone for the tenant, and its row and blob stay."""

@@ -12,8 +12,10 @@ class BaseModelRow(Base):
     __tablename__ = "base_models"
 
     id: Mapped[str] = mapped_column(String(96), primary_key=True)
-    info: Mapped[dict[str, object]]
-    """BaseModelInfo."""
+    info: Mapped[dict[str, object]] = mapped_column(deferred=True)
+    """BaseModelInfo: megabytes with its tokenizer, so it is read only where it is asked for."""
+    sha256: Mapped[str] = mapped_column(String(64))
+    """Of `info`: who has parsed this content need not read it again."""
     created_at: Mapped[float] = mapped_column(Float(53), server_default=db_now())
 
 

@@ -118,13 +118,13 @@ def test_an_adapter_deleted_meanwhile_is_not_brought_back(database: Database, te
     assert rows.dump(database, "jobs", "job_events") == before
 
 
-def test_the_name_of_a_deleted_adapter_is_free_again(database: Database, tenant: str) -> None:
+def test_the_name_of_a_deleted_adapter_is_free_again_and_its_numbers_go_on(database: Database, tenant: str) -> None:
     first = publish(database, start(database, tenant))
     lease = start(database, tenant)
     with database.write() as session:
         adapters.delete(session, tenant, first.adapter_id)
     second = publish(database, lease)
-    assert second.version == 1
+    assert second.version == 2
     assert second.adapter_id != first.adapter_id
 
 

@@ -5,7 +5,6 @@ import hashlib
 import pytest
 from sqlalchemy import select, update
 
-from app.contracts.base_models import BaseModelInfo
 from app.db.blobs import read_blob, write_blob
 from app.db.repositories import adapters, api_keys, base_models, files, jobs, workers
 from app.db.session import Database
@@ -206,9 +205,22 @@ def test_a_base_model_is_renewed_in_place(database: Database) -> None:
     with database.read() as session:
         row = base_models.get(session, INFO.id)
         assert row is not None
-        assert BaseModelInfo.model_validate(row.info) == longer
+        assert base_models.info_of(row) == longer
         assert base_models.get(session, "unknown") is None
         assert [found.id for found in base_models.list(session)] == [INFO.id]
+
+
+def test_a_base_model_is_read_and_parsed_once(database: Database) -> None:
+    with database.write() as session:
+        base_models.upsert(session, INFO)
+    held = []
+    for _ in range(2):
+        with database.read() as session:
+            row = base_models.get(session, INFO.id)
+            assert row is not None
+            held.append(base_models.info_of(row))
+    assert held[0] is held[1]
+    assert "info" not in row.__dict__
 
 
 def test_a_worker_lives_while_its_heartbeat_is_recent(database: Database) -> None:

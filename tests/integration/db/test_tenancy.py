@@ -28,7 +28,7 @@ FOR_THE_OPERATOR = {
     "workers.forget_all",
 }
 """What belongs to the deployment and to no tenant."""
-WITHOUT_ROWS = {"paging.fetch_page", "idempotency.request_sha256"}
+WITHOUT_ROWS = {"paging.fetch_page", "idempotency.request_sha256", "base_models.info_of"}
 """Helpers that choose no rows themselves."""
 FINDS_THE_TENANT = {"api_keys.find_by_plaintext"}
 """How a request learns its tenant in the first place."""

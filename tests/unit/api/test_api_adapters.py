@@ -23,6 +23,13 @@ def test_an_uploaded_adapter_is_a_version_and_is_served(api: Any) -> None:
     assert (first["version"], second["version"], first["job"], first["parent_version"]) == (1, 2, None, None)
     adapter = api.send("GET", "/v1/adapters/mine").json()
     assert (adapter["active_version"], adapter["latest_version"], adapter["base_model"]) == (2, 2, BASE)
+    assert adapter["footprint"] == {
+        "trainable_parameters": 2 * 3 * (32 + 32),
+        "adapter_bytes": second["bytes"],
+        "base_parameters": 12_345,
+    }
+    api.send("POST", "/v1/adapters/mine/rollback")
+    assert api.send("GET", "/v1/adapters/mine").json()["footprint"]["trainable_parameters"] == 2 * 2 * (32 + 32)
     assert api.send("GET", "/v1/adapters/mine/versions/1").json() == first
     assert api.send("GET", f"/v1/models/{first['model']}").json()["version"] == 1
 
@@ -95,7 +102,8 @@ def test_a_deleted_adapter_is_gone_and_its_name_is_free(api: Any) -> None:
     assert api.send("DELETE", "/v1/adapters/mine").json()["deleted"] is True
     assert api.send("GET", "/v1/adapters/mine").status_code == 404
     assert api.send("GET", "/v1/models/mine").status_code == 404
-    assert bring(api).json()["version"] == 1
+    assert bring(api).json()["version"] == 2
+    assert api.send("GET", "/v1/models/mine@1").status_code == 404
 
 
 def test_adapters_and_versions_are_listed_in_pages(api: Any) -> None:

@@ -95,3 +95,10 @@ def test_a_fine_tuned_name_must_fit_whole(session: Session, tenant_id: str) -> N
     ):
         with pytest.raises(NotFoundError):
             resolve_model(session, tenant_id, bad)
+
+
+@pytest.mark.parametrize("part", ["base", "adapter", "job"])
+def test_a_name_that_postgresql_cannot_even_compare_is_not_found(database: Database, part: str) -> None:
+    parts = {"base": "base", "adapter": "mine", "job": "ftjob-1"} | {part: "a\x00"}
+    with database.read() as session, pytest.raises(NotFoundError):
+        resolve_model(session, "tnt-1", f"ft:{parts['base']}:tnt-1:{parts['adapter']}:{parts['job']}:step-1")
