@@ -1,4 +1,5 @@
-# One image for migrate, api and worker. CPU by default; on GPU machines build with a CUDA build of torch.
+# One image for migrate, api and worker. Its torch is the build that your package index offers; a worker uses a GPU if
+# that build and the container have one, and the CPU else.
 FROM python:3.11-slim
 
 WORKDIR /srv/graft

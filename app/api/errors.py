@@ -51,6 +51,8 @@ def error_response(error: ServiceError) -> JSONResponse:
 
 def field_path(location: Sequence[int | str]) -> str:
     """Return `lora.targets[0]` for a validation location; the names of union members are left out."""
+    if location[0] == "header":
+        return str(location[1]).title()
     path = ""
     for part in location[1:]:
         if isinstance(part, int):
@@ -110,7 +112,7 @@ def from_outage(error: Exception) -> UnavailableError:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Make every error of the application answer in OpenAI's shape."""
+    """Make every refusal answer in OpenAI's shape; what nobody foresaw is answered where requests are logged."""
 
     async def refused(_request: Request, error: Exception) -> JSONResponse:
         return error_response(cast(ServiceError, error))
@@ -127,10 +129,6 @@ def install_error_handlers(app: FastAPI) -> None:
     async def outage(_request: Request, error: Exception) -> JSONResponse:
         return error_response(from_outage(error))
 
-    async def failed(_request: Request, error: Exception) -> JSONResponse:
-        structlog.get_logger().error("request failed", exc_info=error)
-        return error_response(ServiceError("The service failed to handle this request", code="internal_error"))
-
     async def gone(_request: Request, _error: Exception) -> Response:
         return Response(status_code=499)
 
@@ -141,4 +139,3 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(OperationalError, outage)
     app.add_exception_handler(PoolTimeoutError, outage)
     app.add_exception_handler(RedisError, outage)
-    app.add_exception_handler(Exception, failed)

@@ -6,13 +6,16 @@ from typing import cast
 
 import redis
 import redis.asyncio
-from pydantic import TypeAdapter
+from pydantic import ConfigDict, TypeAdapter
 
 from app.bus import names
 from app.bus.connection import LONGEST_BLOCK_SECONDS
 from app.contracts.inference import TERMINAL_EVENTS, InferenceEvent
 
-EVENTS: TypeAdapter[list[InferenceEvent]] = TypeAdapter(list[InferenceEvent])
+EVENTS: TypeAdapter[list[InferenceEvent]] = TypeAdapter(
+    list[InferenceEvent], config=ConfigDict(ser_json_inf_nan="constants")
+)
+"""Numbers that are not finite stay what they are: a broken adapter's loss must not make its event unreadable."""
 
 
 class WorkerSilentError(Exception):

@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 
 LOCK_WAIT_SECONDS = 60
 BEGIN_OPTION = "graft_sqlite_begin"
+WAIT_OPTION = "graft_sqlite_wait"
 
 
 class Database:
@@ -43,9 +44,13 @@ class Database:
             yield session
 
     @contextmanager
-    def write(self) -> Iterator[Session]:
-        """Yield a session whose work is committed at the end, or rolled back whole when an exception leaves it."""
-        with Session(self._writer, expire_on_commit=False) as session, session.begin():
+    def write(self, *, wait_seconds: float = LOCK_WAIT_SECONDS) -> Iterator[Session]:
+        """Yield a session whose work is committed at the end, or rolled back whole when an exception leaves it.
+
+        `wait_seconds` bounds the wait for SQLite's write lock; OperationalError says that it was in vain.
+        """
+        writer = self._writer.execution_options(**{WAIT_OPTION: wait_seconds})
+        with Session(writer, expire_on_commit=False) as session, session.begin():
             session.connection()  # takes SQLite's write lock before the first read
             yield session
 
@@ -61,12 +66,13 @@ class Database:
 
 
 def make_engine(url: str) -> Engine:
-    """Return an engine with this project's transaction rules."""
+    """Return an engine with this project's transaction rules. Its errors do not show parameters, which are data."""
     parsed = make_url(url)
     if parsed.get_backend_name() == "sqlite":
         engine = create_engine(
             parsed,
             connect_args={"timeout": LOCK_WAIT_SECONDS},
+            hide_parameters=True,
             json_serializer=dump_json,
             pool_size=10,
             max_overflow=40,
@@ -77,7 +83,13 @@ def make_engine(url: str) -> Engine:
         return engine
     if parsed.get_backend_name() == "postgresql":
         return create_engine(
-            parsed, json_serializer=dump_json, pool_pre_ping=True, pool_size=10, max_overflow=20, pool_timeout=60
+            parsed,
+            hide_parameters=True,
+            json_serializer=dump_json,
+            pool_pre_ping=True,
+            pool_size=10,
+            max_overflow=20,
+            pool_timeout=60,
         )
     raise ValueError(f"unsupported database {parsed.get_backend_name()!r}: expected sqlite or postgresql")
 
@@ -113,6 +125,8 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    mode = connection.get_execution_options().get(BEGIN_OPTION)
+    options = connection.get_execution_options()
+    mode, wait_seconds = options.get(BEGIN_OPTION), options.get(WAIT_OPTION, LOCK_WAIT_SECONDS)
+    connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(1000 * wait_seconds)}").close()
     connection.exec_driver_sql(f"PRAGMA query_only = {'OFF' if mode else 'ON'}")
     connection.exec_driver_sql(f"BEGIN {mode or 'DEFERRED'}")

@@ -33,15 +33,11 @@ class PreparedEvaluation:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """`loss` is the mean negative log-likelihood in nats over `tokens` positions."""
+    """`loss` is the mean negative log-likelihood in nats over `tokens` positions; `perplexity` is e to it."""
 
     loss: float
+    perplexity: float
     tokens: int
-
-    @property
-    def perplexity(self) -> float:
-        """e to the loss."""
-        return math.exp(self.loss)
 
 
 def prepare_evaluation(
@@ -74,8 +70,21 @@ async def evaluate(client: AsyncRedis, prepared: PreparedEvaluation, *, silence:
     async with aclosing(events(client, prepared.request.id, silence=silence)) as stream:
         async for event in stream:
             if isinstance(event, ScoreEvent):
-                return Evaluation(event.nll / event.tokens, event.tokens)
+                return _measured(prepared.model, event)
     raise UnavailableError("The worker ended without a result", code="no_result", retry_after=RETRY_SECONDS)
+
+
+def _measured(model: str, event: ScoreEvent) -> Evaluation:
+    loss = event.nll / event.tokens
+    try:
+        perplexity = math.exp(loss)
+    except OverflowError:
+        perplexity = math.inf
+    if not math.isfinite(perplexity):
+        raise InvalidRequestError(
+            f"model: the perplexity of {model} on this text is not a finite number", code="not_finite", param="model"
+        )
+    return Evaluation(loss, perplexity, event.tokens)
 
 
 def _examples_of(session: Session, tenant_id: str, file_id: str, info: BaseModelInfo) -> list[TokenizedExample]:

@@ -1,10 +1,16 @@
 """Who is calling: a key is matched with its tenant, and nothing is told about why it was refused."""
 
 import time
+from contextlib import suppress
+
+from sqlalchemy.exc import OperationalError
 
 from app.core.errors import AuthenticationError
 from app.db.repositories import api_keys
 from app.db.session import Database
+
+NOTE_SECONDS = 0.05
+"""How long noting a key's use may wait for SQLite's one writer."""
 
 
 def authenticate(database: Database, key: str | None) -> str:
@@ -18,6 +24,7 @@ def authenticate(database: Database, key: str | None) -> str:
     if found is None:
         raise AuthenticationError("Unknown or revoked API key", code="invalid_api_key")
     if time.time() - (found.last_used_at or 0) > api_keys.USED_RESOLUTION_SECONDS:
-        with database.write() as session:
+        # A request must not wait behind another tenant's upload for this: the next one will note it.
+        with suppress(OperationalError), database.write(wait_seconds=NOTE_SECONDS) as session:
             api_keys.mark_used(session, found.tenant_id, found.id)
     return found.tenant_id

@@ -28,10 +28,6 @@ class TextTokenizer:
         """Return the text of one token, special tokens included."""
         return self._tokenizer.decode([token_id], skip_special_tokens=False)
 
-    def token_bytes(self, token_id: int) -> list[int]:
-        """Return the UTF-8 bytes of one token's text."""
-        return list(self.token(token_id).encode())
-
 
 class IncrementalDecoder:
     """Turns a stream of tokens into text, holding back characters whose bytes are incomplete."""

@@ -42,7 +42,7 @@ def list_files(
     *,
     database: DatabaseDep,
     tenant_id: TenantDep,
-    purpose: Annotated[str | None, Query(max_length=32)] = None,
+    purpose: Annotated[str | None, Query(max_length=32, pattern=r"^[\x21-\x7e]*$")] = None,
     after: After = None,
     limit: Annotated[int, Query(ge=1, le=10000)] = 10000,
     order: Literal["asc", "desc"] = "desc",

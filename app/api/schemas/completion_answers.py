@@ -137,13 +137,13 @@ class CompletionAnswer:
 
 
 def _chat_token(token: TokenLogprob) -> dict[str, Any]:
-    top = [{"token": text, "logprob": value, "bytes": list(text.encode())} for _, text, value in token.top]
-    return {
-        "token": token.token,
-        "logprob": token.logprob,
-        "bytes": list(token.token.encode()),
-        "top_logprobs": top,
-    }
+    top = [{"token": text, "logprob": value, "bytes": _bytes(text)} for _, text, value in token.top]
+    return {"token": token.token, "logprob": token.logprob, "bytes": _bytes(token.token), "top_logprobs": top}
+
+
+def _bytes(token: str) -> list[int] | None:
+    """The token's bytes; None for one that is part of a character, whose text does not tell them."""
+    return None if "\ufffd" in token else list(token.encode())
 
 
 def _alternatives(token: TokenLogprob) -> dict[str, float] | None:

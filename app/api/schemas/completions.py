@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BeforeValidator, Field, StringConstraints, model_validator
+from pydantic import BeforeValidator, Field, StringConstraints, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from app.api.schemas.common import RequestBody, Text, only
@@ -23,11 +23,11 @@ def _prompts(prompt: Any) -> list[str] | list[list[int]]:
     """Return any of OpenAI's four forms as a list of prompts."""
     if isinstance(prompt, str):
         return [prompt]
-    if isinstance(prompt, list) and prompt and len(prompt) <= MAX_PROMPTS:
+    if isinstance(prompt, list) and prompt and _is_tokens(prompt):
+        return [prompt]
+    if isinstance(prompt, list) and 0 < len(prompt) <= MAX_PROMPTS:
         if all(isinstance(item, str) for item in prompt):
             return cast(list[str], prompt)
-        if _is_tokens(prompt):
-            return [prompt]
         if all(isinstance(item, list) and _is_tokens(item) for item in prompt):
             return cast(list[list[int]], prompt)
     raise PydanticCustomError(
@@ -151,13 +151,20 @@ class ChatBody(GenerationBody):
     verbosity: Annotated[Any, only("medium")] = None
     web_search_options: Annotated[Any, only()] = None
 
-    @model_validator(mode="after")
-    def _alternatives_need_logprobs(self) -> "ChatBody":
-        if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs to be true")
-        if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
-            raise ValueError("max_tokens and max_completion_tokens contradict each other; give one of them")
-        return self
+    @field_validator("top_logprobs")
+    @classmethod
+    def _alternatives_need_logprobs(cls, top_logprobs: int | None, info: ValidationInfo) -> int | None:
+        if top_logprobs and not info.data.get("logprobs"):
+            raise ValueError("needs logprobs to be true")
+        return top_logprobs
+
+    @field_validator("max_completion_tokens")
+    @classmethod
+    def _one_limit(cls, max_completion_tokens: int | None, info: ValidationInfo) -> int | None:
+        max_tokens = info.data.get("max_tokens")
+        if max_tokens is not None and max_completion_tokens not in (None, max_tokens):
+            raise ValueError("contradicts max_tokens; give one of them")
+        return max_completion_tokens
 
     def sampling(self) -> Sampling:
         """Return how tokens are to be drawn."""
@@ -174,13 +181,19 @@ class CompletionBody(GenerationBody):
     best_of: int | None = None
     suffix: Annotated[str | None, only("")] = None
 
-    @model_validator(mode="after")
-    def _no_hidden_candidates(self) -> "CompletionBody":
-        if self.best_of not in (None, self.n or 1):
-            raise PydanticCustomError("unsupported_parameter", "best_of other than n is not supported")
-        if len(self.prompt) * (self.n or 1) > MAX_PROMPTS:
-            raise ValueError(f"prompt: expected at most {MAX_PROMPTS} choices in all, prompts times n")
-        return self
+    @field_validator("best_of")
+    @classmethod
+    def _no_hidden_candidates(cls, best_of: int | None, info: ValidationInfo) -> int | None:
+        if best_of not in (None, info.data.get("n") or 1):
+            raise PydanticCustomError("unsupported_parameter", "other than n is not supported")
+        return best_of
+
+    @field_validator("prompt")
+    @classmethod
+    def _bounded(cls, prompt: list[str] | list[list[int]], info: ValidationInfo) -> list[str] | list[list[int]]:
+        if len(prompt) * (info.data.get("n") or 1) > MAX_PROMPTS:
+            raise ValueError(f"expected at most {MAX_PROMPTS} choices in all, prompts times n")
+        return prompt
 
     def sampling(self) -> Sampling:
         """Return how tokens are to be drawn."""

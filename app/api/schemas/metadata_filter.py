@@ -19,7 +19,7 @@ def metadata_filter(query: Mapping[str, str]) -> MetadataFilter:
     for name, value in query.items():
         if name.startswith("metadata"):
             match = _PARAMETER.fullmatch(name)
-            if match is None:
+            if match is None or "\x00" in value:
                 raise InvalidRequestError(
                     f"{name}: expected metadata[key]=value or metadata=null", code="invalid_value", param="metadata"
                 )

@@ -16,7 +16,7 @@ from app.db.queue.finish import (
 )
 from app.db.queue.lease import ClaimedJob, Lease, StaleLeaseError, heartbeat
 from app.db.queue.progress import record_progress, save_checkpoint
-from app.db.queue.snapshots import SavedSnapshot, load_snapshot, save_snapshot
+from app.db.queue.snapshots import SavedSnapshot, drop_snapshots, load_snapshot, save_snapshot
 
 __all__ = [
     "ClaimedJob",
@@ -26,6 +26,7 @@ __all__ = [
     "SavedSnapshot",
     "StaleLeaseError",
     "claim",
+    "drop_snapshots",
     "finish_cancelled",
     "finish_failed",
     "finish_succeeded",

@@ -3,10 +3,11 @@
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 from sqlalchemy import func, select, text
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 from app.db.repositories import jobs, tenants
 from app.db.session import Database, dump_json
@@ -108,6 +109,24 @@ def test_sqlite_is_durable_and_checks_foreign_keys(sqlite_url: str) -> None:
     assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
     with pytest.raises(DBAPIError, match="FOREIGN KEY"), database.write() as session:
         jobs.add_event(session, "tnt-unknown", "ftjob-unknown", jobs.NewEvent("hello"))
+    database.dispose()
+
+
+def test_errors_do_not_show_what_was_to_be_stored(database: Database) -> None:
+    with pytest.raises(DBAPIError) as caught, database.write() as session:
+        session.execute(text("INSERT INTO nowhere VALUES (:data)"), {"data": "a secret"})
+    assert "a secret" not in str(caught.value)
+
+
+def test_a_write_waits_for_its_turn_no_longer_than_it_is_told(sqlite_url: str) -> None:
+    database = Database(sqlite_url)
+    with database.write():
+        started = time.monotonic()
+        with pytest.raises(OperationalError, match="locked"), database.write(wait_seconds=0.05):
+            pass
+        assert time.monotonic() - started < 30
+    with database.write() as session:
+        assert session.scalar(text("PRAGMA busy_timeout")) == 60_000
     database.dispose()
 
 

@@ -98,6 +98,14 @@ def test_a_retried_adapt_runs_once_and_another_body_under_its_key_is_refused(api
     assert api.rows()["jobs"] == 1
 
 
+@pytest.mark.parametrize("nll", [float("inf"), float("nan"), 1000.0])
+def test_a_perplexity_that_is_no_number_is_refused(api: Any, worker: Any, nll: float) -> None:
+    worker.nll_per_token = nll
+    answer = api.send("POST", "/v1/evaluate", json={"model": BASE, "text": "abcd"})
+    assert answer.status_code == 400, answer.text
+    assert (answer.json()["error"]["code"], answer.json()["error"]["param"]) == ("not_finite", "model")
+
+
 def test_evaluate_measures_a_text_a_talk_and_a_file(api: Any, worker: Any) -> None:
     file = api.upload('{"text": "abc"}\n\n{"prompt": "a", "completion": "b"}\n')
     for body, tokens in (({"text": "abcd"}, 3), ({"messages": TALK}, 3), ({"file": file}, 4)):

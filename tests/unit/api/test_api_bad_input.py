@@ -225,6 +225,8 @@ def test_a_text_beyond_the_context_is_refused_everywhere(api: Any) -> None:
     cases = [
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": long}]}, "messages"),
         ("/v1/completions", {"prompt": long}, "prompt"),
+        ("/v1/completions", {"prompt": [97] * (CONTEXT + 1)}, "prompt"),
+        ("/v1/completions", {"prompt": ["x", long]}, "prompt[1]"),
         ("/v1/completions", {"prompt": "x", "max_tokens": CONTEXT}, "prompt"),
         ("/v1/evaluate", {"text": long}, "text"),
     ]
@@ -318,3 +320,7 @@ def test_the_routers_own_refusals_have_the_same_shape(api: Any) -> None:
     refused(broken, 400, "invalid_json", param=None, says="body: not JSON")
     listed = api.send("GET", "/v1/fine_tuning/jobs?limit=0")
     refused(listed, 400, "invalid_value", param="limit", says="limit: Input should be greater than or equal to 1")
+    for query, param in (("fine_tuning/jobs?metadata[a]=%00", "metadata"), ("files?purpose=%00", "purpose")):
+        refused(api.send("GET", f"/v1/{query}"), 400, "invalid_value", param=param, says=param)
+    key = api.send("POST", "/v1/adapt", json={"model": BASE, "text": "abc"}, headers={"Idempotency-Key": "x" * 256})
+    refused(key, 400, "invalid_value", param="Idempotency-Key", says="Idempotency-Key: String should have at most 255")

@@ -59,11 +59,11 @@ def test_what_a_client_leaves_out_takes_openais_defaults(api: Any, worker: Any) 
 
 
 def test_chat_log_probabilities(api: Any, worker: Any) -> None:
-    worker.reply = "é"
+    worker.reply = "aé"
     content = chat(api, logprobs=True, top_logprobs=2).json()["choices"][0]["logprobs"]["content"]
-    assert [entry["logprob"] for entry in content] == [-0.69, -0.69]
-    assert [len(entry["top_logprobs"]) for entry in content] == [2, 2]
-    assert content[0]["bytes"] == list(content[0]["token"].encode())
+    assert [entry["logprob"] for entry in content] == [-0.69] * 3
+    assert [len(entry["top_logprobs"]) for entry in content] == [2] * 3
+    assert [entry["bytes"] for entry in content] == [[97], None, None]
     assert chat(api).json()["choices"][0]["logprobs"] is None
 
 
@@ -181,6 +181,25 @@ def test_what_is_not_supported_is_refused_by_name(api: Any, param: str) -> None:
 def test_what_is_not_unicode_is_refused_everywhere(api: Any, path: str, body: Any, param: str) -> None:
     content = json.dumps({"model": BASE} | body)
     answer = api.send("POST", f"/v1/{path}", content=content, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
+
+
+def test_a_prompt_of_many_token_ids_is_one_prompt(api: Any, worker: Any) -> None:
+    assert complete(api, prompt=[97] * 300).status_code == 200
+    assert worker.requests[0].prompt_token_ids == [97] * 300
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("chat/completions", {"messages": HI, "top_logprobs": 2}, "top_logprobs"),
+        ("chat/completions", {"messages": HI, "max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens"),
+        ("completions", {"prompt": "x", "n": 2, "best_of": 3}, "best_of"),
+        ("completions", {"prompt": ["x"] * 20, "n": 10}, "prompt"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_named(api: Any, path: str, body: Any, param: str) -> None:
+    answer = api.send("POST", f"/v1/{path}", json={"model": BASE} | body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
 
 

@@ -4,6 +4,10 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+from structlog.contextvars import merge_contextvars
+from structlog.testing import capture_logs
+
 
 def test_readiness_names_what_is_missing(api: Any) -> None:
     answer = api.http.get("/readyz")
@@ -32,6 +36,24 @@ def test_readiness_without_redis(api: Any, worker: Any) -> None:
 def test_every_answer_carries_a_request_id(api: Any) -> None:
     assert api.http.get("/healthz", headers={"x-request-id": "mine-1"}).headers["x-request-id"] == "mine-1"
     assert api.http.get("/healthz", headers={"x-request-id": "a b"}).headers["x-request-id"].startswith("req-")
+
+
+def test_a_defect_is_answered_and_logged_under_its_requests_id(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr("app.api.routes.models.list_models", broken)
+    with capture_logs(processors=[merge_contextvars]) as logs:
+        answer = api.send("GET", "/v1/models", headers={"x-request-id": "mine-2"})
+    assert (answer.status_code, answer.headers["x-request-id"]) == (500, "mine-2")
+    assert answer.json()["error"] == {
+        "message": "The service failed to handle this request",
+        "type": "server_error",
+        "param": None,
+        "code": "internal_error",
+    }
+    [failure] = [line for line in logs if line["event"] == "request failed"]
+    assert (failure["request_id"], str(failure["exc_info"])) == ("mine-2", "a defect")
 
 
 def test_the_application_imports_no_torch() -> None:
