@@ -85,12 +85,12 @@ def frozen_linear(x_TK: Tensor, weight_NK: Tensor, packed: Tensor | None) -> Ten
     return packed_linear(x_TK, packed)
 
 
-def add_low_rank_row(y_1N: Tensor, x_1K: Tensor, a_RK: Tensor, bt_RN: Tensor) -> Tensor:
+def add_low_rank_row(y_1N: Tensor, x_1K: Tensor, at_KR: Tensor, bt_RN: Tensor) -> Tensor:
     """Add x Aᵀ Bᵀ of a single row to y in place, in the factors' wider dtype. No autograd.
 
     At one row the CPU multiplies small float32 matrices several times faster than bfloat16 ones.
     """
-    return y_1N.add_(x_1K.to(a_RK.dtype) @ a_RK.T @ bt_RN)
+    return y_1N.add_(torch.mm(torch.mm(x_1K.to(at_KR.dtype), at_KR), bt_RN))
 
 
 def lora_linear(

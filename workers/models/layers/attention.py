@@ -47,7 +47,7 @@ def _attend_cache(q_LHE: Tensor, kv_M2GE: Tensor, past: int) -> Tensor:
     length, groups = q_LHE.shape[0], kv_M2GE.shape[1] // 2
     if length == 1:
         # The queries that share a key head become the rows of one small product; one token has no future to mask.
-        q_1GSE = q_LHE.unflatten(1, (groups, -1))
+        q_1GSE = q_LHE.view(1, groups, -1, q_LHE.shape[2])
         k_1GME, v_1GME = kv_M2GE.transpose(0, 1).unsqueeze(0).split_with_sizes([groups, groups], dim=1)
         return scaled_dot_product_attention(q_1GSE, k_1GME, v_1GME).flatten(1, 2)
     mask_LM = None

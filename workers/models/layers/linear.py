@@ -46,7 +46,7 @@ def make_route(slots: list[int], lengths: list[int], device: torch.device) -> Ro
 class Factors(NamedTuple):
     """All terms of a set of slots, joined: A [R, K], scaled B [N, R], and the slot of each of the R columns.
 
-    `wide` holds A and Bᵀ in float32 for single rows, where the weight is packed and nothing trains.
+    `wide` holds Aᵀ and Bᵀ in float32 for single rows, where the weight is packed and nothing trains.
     """
 
     a_RK: Tensor
@@ -157,5 +157,5 @@ class LinearGroup(nn.Module):
             return None
         dtype, device = self.weight_NK.dtype, self.weight_NK.device
         a_RK, b_NR = torch.cat(a_parts).to(dtype), torch.cat(b_parts, dim=1).to(dtype)
-        wide = (a_RK.float(), b_NR.float().T.contiguous()) if serve and self._packed is not None else None
+        wide = (a_RK.float().T, b_NR.float().T.contiguous()) if serve and self._packed is not None else None
         return Factors(a_RK, b_NR, torch.tensor(column_slots, device=device), wide)
