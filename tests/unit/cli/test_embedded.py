@@ -87,7 +87,7 @@ def test_workers_of_an_earlier_server_are_forgotten(tmp_path: Path) -> None:
     _prepare_database(url)
     database = Database(url)
     with database.write() as session:
-        session.add(BaseModelRow(id="tiny", info={}))
+        session.add(BaseModelRow(id="tiny", info={}, sha256="0" * 64))
         session.flush()
         workers.register(session, worker_id="wkr-killed", base_model="tiny", device="cpu")
     _prepare_database(url)
