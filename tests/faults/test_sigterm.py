@@ -47,7 +47,7 @@ def test_sigterm_finishes_streams_and_gives_the_job_back_uncharged(deployment: D
     send(deployment.redis_url, stream("req-1", tokens=300, n=CHOICES))
     read_first_text(deployment.redis_url, "req-1")
     assert first.terminate() == 0, first.log()
-    first.wait_for_log('"requests": 1, "training": true, "event": "stopping"')
+    first.wait_for_log('"ended": false, "event": "job left"')
 
     job = deployment.job(job_id)
     assert (job.status, job.attempts, job.lease_owner) == ("queued", 0, None)
