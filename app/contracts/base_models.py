@@ -3,6 +3,8 @@
 The service never reads model files: shapes, tokenizer and chat template reach it through the `base_models` table.
 """
 
+from pydantic import Field
+
 from app.contracts.base import Contract
 
 
@@ -17,7 +19,9 @@ class BaseModelInfo(Contract):
     """A hosted base model as the service sees it.
 
     `modules` maps the full module name (HF naming, e.g. `model.layers.0.self_attn.q_proj`) to its shape;
-    a target name (`q_proj`) is the last part of a module name.
+    a target name (`q_proj`) is the last part of a module name. `tensors` are the shapes of what can carry a dense delta
+    (`A_log`, `D`, `dt_bias`, `conv1d.weight`, `conv1d.bias`), by tensor name; `selective` names the tensors of the
+    selective projection, which mode `wsla` trains. `bytes` is what the base's weights take in memory.
     """
 
     id: str
@@ -28,6 +32,11 @@ class BaseModelInfo(Contract):
     dtype: str
     quantization: str
     modules: dict[str, ModuleShape]
+    embedding: str = ""
+    """Module name of the token embedding."""
+    tensors: dict[str, list[int]] = Field(default_factory=dict)
+    selective: list[str] = Field(default_factory=list)
+    bytes: int = 0
     default_targets: list[str]
     tokenizer_json: str
     chat_template: str | None
