@@ -29,6 +29,8 @@ class BaseModelInfo(Contract):
     parameters: int
     context_length: int
     vocab_size: int
+    hidden_size: int = 0
+    """Width of the token embedding."""
     dtype: str
     quantization: str
     modules: dict[str, ModuleShape]
