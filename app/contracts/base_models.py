@@ -36,6 +36,10 @@ class BaseModelInfo(Contract):
     modules: dict[str, ModuleShape]
     embedding: str = ""
     """Module name of the token embedding."""
+    tied_head: str = ""
+    """Module name of the head where it shares the embedding's matrix, else empty."""
+    weights: dict[str, list[int]] = Field(default_factory=dict)
+    """Shape of every tensor: what a complete checkpoint of this base holds."""
     tensors: dict[str, list[int]] = Field(default_factory=dict)
     selective: list[str] = Field(default_factory=list)
     bytes: int = 0
