@@ -47,6 +47,7 @@ def adapter_files(rank: int, alpha: float, targets: list[str]) -> tuple[bytes, d
 def publish(database: Database, job: queue.ClaimedJob) -> None:
     """End the job well, with a checkpoint at step 3 and a new version."""
     lora = job.config.lora
+    assert lora is not None
     weights, config = adapter_files(min(lora.rank, 16), lora.alpha, lora.targets)
     queue.save_checkpoint(database, job.lease, 3, weights, config, {"train_loss": 1.5})
     version = queue.NewVersion(weights=weights, config=config, metrics=RESULT.model_dump())

@@ -11,23 +11,40 @@ from app.contracts.base import Contract
 
 JobKind = Literal["fine_tune", "adapt"]
 Schedule = Literal["cosine", "constant"]
+Mode = Literal["lora", "wsla", "full"]
 JobStatus = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 TERMINAL_STATUSES: frozenset[JobStatus] = frozenset({"succeeded", "failed", "cancelled"})
 
 
 class LoRAConfig(Contract):
-    """Low-rank adapter: delta = alpha / rank * B A. `targets` are module suffixes such as `q_proj`."""
+    """Low-rank adapter: delta = alpha / rank * B A. `targets` are names that `app.contracts.targets` resolves.
+
+    `clamped` holds the targets with a module whose smaller side is below `rank`, and the smallest rank among them.
+    """
 
     rank: int = Field(ge=1, le=512)
     alpha: float = Field(gt=0)
     targets: list[str] = Field(min_length=1)
     seed: int
+    clamped: dict[str, int] = Field(default_factory=dict)
 
 
 class TrustRegionConfig(Contract):
-    """Largest change of any trained scalar in one optimizer step, weight decay included. 0 disables."""
+    """How far one optimizer step may go, weight decay included.
+
+    `max_delta` bounds the change of any trained scalar, 0 disables it. `max_relative_update` bounds the norm of the
+    change of a weight matrix (for low-rank factors: of their product) by a share of the base weight's norm.
+    """
 
     max_delta: float = Field(ge=0)
+    max_relative_update: float | None = Field(default=None, gt=0)
+
+
+class ShardConfig(Contract):
+    """The run steps only the parameters with position % count == index and holds moments for those alone."""
+
+    index: int = Field(ge=0)
+    count: int = Field(ge=1)
 
 
 class RollbackConfig(Contract):
@@ -57,22 +74,31 @@ class TrainingConfig(Contract):
     warmup_steps: int = Field(ge=0)
     schedule: Schedule = "cosine"
     """Of the learning rate after the warm-up."""
+    activation_checkpointing: bool = False
+    """Keep one layer's activations at a time and compute the others' again in the backward pass."""
+    shard: ShardConfig | None = None
 
 
 class JobConfig(Contract):
-    """Everything a run depends on, besides the data and the base model."""
+    """Everything a run depends on, besides the data and the base model.
 
-    mode: Literal["lora"]
+    Mode `lora` trains an adapter and has a `lora` section, `wsla` dense deltas of the selective projection only, `full`
+    a copy of every weight.
+    """
+
+    mode: Mode
     seed: int
-    lora: LoRAConfig
+    lora: LoRAConfig | None
     trust_region: TrustRegionConfig
     rollback: RollbackConfig
     training: TrainingConfig
 
 
 class StepMetrics(Contract):
-    """One optimizer step. `grad_norm` is the L2 norm before the clip; `clamped` the share of clamped scalars.
+    """One optimizer step. `grad_norm` is the L2 norm before the clip, `learning_rate` the effective one.
 
+    `clamped` is the share of trained scalars that max_delta held back, `scaled` the share whose step was made shorter
+    by max_relative_update (None without that bound).
     A `skipped` step changed nothing, because its loss or its gradient was not finite: that one is None, for JSON has no
     such number, and so is a gradient norm that was not computed.
     """
@@ -84,6 +110,7 @@ class StepMetrics(Contract):
     grad_norm: float | None
     learning_rate: float
     clamped: float
+    scaled: float | None = None
     skipped: bool
     tokens: int
     """Tokens seen since the start of the run."""
@@ -108,3 +135,7 @@ class TrainingResult(Contract):
     steps: int
     trained_tokens: int
     duration_ms: int
+    trainable_parameters: int | None = None
+    """Scalars that the run could move, as counted by the worker."""
+    optimizer_bytes: int | None = None
+    """Of the moments that the worker held."""

@@ -13,10 +13,11 @@ from app.bus.wakeups import wait_for_job
 from app.contracts.training import TERMINAL_STATUSES
 from app.db.session import Database
 from app.db.tables import Job
-from app.services.job_config import resolve_config, trainable_parameters
+from app.services.job_config import resolve_config
 from app.services.job_options import JobOptions
 from app.services.jobs import JobPlan, get_job
 from app.services.start_point import resolve_start
+from app.services.trained_part import trainable_parameters
 from app.services.training_data import at_least_two_tokens, one_example, tokenize
 
 POLL_SECONDS = 1.0
@@ -45,7 +46,7 @@ def plan_adapt(
         model=model,
         start=start,
         config=config,
-        trainable_parameters=start.shape.parameters if start.shape else trainable_parameters(start.info, config.lora),
+        trainable_parameters=start.shape.parameters if start.shape else trainable_parameters(start.info, config),
         request=request,
         line=line,
     )

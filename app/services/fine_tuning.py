@@ -8,10 +8,11 @@ from app.core.errors import InvalidRequestError
 from app.db.blobs import iter_lines
 from app.db.tables import File
 from app.services.files import PURPOSE, get_file
-from app.services.job_config import resolve_config, trainable_parameters
+from app.services.job_config import resolve_config
 from app.services.job_options import JobOptions
 from app.services.jobs import JobPlan
 from app.services.start_point import resolve_start
+from app.services.trained_part import trainable_parameters
 from app.services.training_data import check_trainable
 
 
@@ -44,7 +45,7 @@ def plan_fine_tune(
         model=model,
         start=start,
         config=config,
-        trainable_parameters=start.shape.parameters if start.shape else trainable_parameters(start.info, config.lora),
+        trainable_parameters=start.shape.parameters if start.shape else trainable_parameters(start.info, config),
         request=request,
         training_file=training.id,
         validation_file=validation.id if validation else None,

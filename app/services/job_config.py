@@ -1,26 +1,26 @@
 """Turns a client's wishes into the effective JobConfig: every "auto" of the service is decided here, once.
 
-Knows the base model's modules and the amount of data; knows no database.
+Knows the base model's description and the amount of data; knows no database. What is trained, `trained_part` decides.
 """
 
 import secrets
-from collections.abc import Collection
-from dataclasses import dataclass
 
-from app.contracts.base_models import BaseModelInfo, ModuleShape
+from app.contracts.base_models import BaseModelInfo
 from app.contracts.training import (
     JobConfig,
     JobKind,
-    LoRAConfig,
+    Mode,
     RollbackConfig,
+    ShardConfig,
     TrainingConfig,
     TrustRegionConfig,
 )
 from app.core.errors import InvalidRequestError
-from app.services.job_options import Auto, JobOptions, LoRAOptions, RollbackOptions, given
+from app.services.job_options import Auto, JobOptions, RollbackOptions, given
+from app.services.trained_part import ParentShape, resolve_lora, resolve_mode
 
-RANK, ALPHA, MAX_RANK = 16, 32.0, 512
-LEARNING_RATE = 2e-3
+LEARNING_RATES: dict[Mode, float] = {"lora": 2e-3, "wsla": 5e-4, "full": 2e-4}
+"""Low-rank factors bear about ten times the rate of the weights themselves."""
 ADAPT_EPOCHS = 3
 EPOCHS, EPOCHS_OF_LARGE_FILES, LARGE_FILE_EXAMPLES = 6, 3, 200
 """A small file needs more passes to be learnt."""
@@ -31,26 +31,6 @@ WARMUP_SHARE, MAX_WARMUP_STEPS = 0.05, 10
 MAX_DELTA, TOLERANCE, RETENTION_TOLERANCE = 0.05, 1.25, 1.25
 OPTIMIZER_BYTES_PER_PARAMETER = 8
 """Two fp32 moments."""
-
-TARGET_ALIASES = {
-    "wInProj": "in_proj",
-    "wXProj": "x_proj",
-    "wDtProj": "dt_proj",
-    "wOutProj": "out_proj",
-    "wConv": "conv1d",
-    "embedding": "embeddings",
-}
-
-
-@dataclass(frozen=True)
-class ParentShape:
-    """The LoRA shape of the version a run continues from; a continued adapter keeps its shape."""
-
-    name: str
-    rank: int
-    alpha: float
-    targets: list[str]
-    parameters: int
 
 
 def resolve_config(
@@ -64,17 +44,27 @@ def resolve_config(
 ) -> JobConfig:
     """Return the effective configuration; `retention` tells of a retention file.
 
-    Raises InvalidRequestError naming the field and what would be accepted."""
+    Raises InvalidRequestError naming the field and what would be accepted.
+    """
     seed = secrets.randbelow(2**31) if options.seed is None else options.seed
-    lora = _continued(options.lora, parent, seed) if parent else _new_lora(options.lora, info, seed)
+    mode = resolve_mode(info, options, parent)
     return JobConfig(
-        mode=options.mode,
+        mode=mode,
         seed=seed,
-        lora=lora,
-        trust_region=TrustRegionConfig(max_delta=given(options.trust_region.max_delta, MAX_DELTA)),
+        lora=resolve_lora(info, options.lora, parent, seed) if mode == "lora" else None,
+        trust_region=TrustRegionConfig(
+            max_delta=given(options.trust_region.max_delta, MAX_DELTA),
+            max_relative_update=options.trust_region.max_relative_update,
+        ),
         rollback=_rollback(options.rollback, retention=retention),
-        training=_training(kind, info, options, examples),
+        training=_training(kind, mode, info, options, examples),
     )
+
+
+def optimizer_bytes(parameters: int, config: JobConfig) -> int:
+    """Return the size of the moments for this many trained scalars; a shard holds its part."""
+    shard = config.training.shard
+    return OPTIMIZER_BYTES_PER_PARAMETER * -(-parameters // (shard.count if shard else 1))
 
 
 def _rollback(wish: RollbackOptions, *, retention: bool) -> RollbackConfig:
@@ -91,68 +81,7 @@ def _rollback(wish: RollbackOptions, *, retention: bool) -> RollbackConfig:
     )
 
 
-def trainable_parameters(info: BaseModelInfo, lora: LoRAConfig) -> int:
-    """Return the number of scalars in all LoRA factors; the rank is clamped to each module's smaller side."""
-    shapes = _target_shapes(info, lora.targets)
-    return sum(min(lora.rank, *_sides(shape)) * sum(_sides(shape)) for shape in shapes)
-
-
-def _sides(shape: ModuleShape) -> tuple[int, int]:
-    return shape.out_features, shape.in_features
-
-
-def _target_shapes(info: BaseModelInfo, targets: Collection[str]) -> list[ModuleShape]:
-    return [shape for name, shape in info.modules.items() if name.rpartition(".")[2] in targets]
-
-
-def _targets(wanted: list[str], info: BaseModelInfo) -> list[str]:
-    known = list(dict.fromkeys(name.rpartition(".")[2] for name in info.modules))
-    chosen: list[str] = []
-    for i, name in enumerate(wanted):
-        target = name if name in known else TARGET_ALIASES.get(name, name)
-        if target not in known:
-            raise InvalidRequestError(
-                f"lora.targets[{i}]: {name!r} is no module of {info.id}; it has {', '.join(known)}",
-                code="unknown_target",
-                param=f"lora.targets[{i}]",
-            )
-        chosen.append(target)
-    return list(dict.fromkeys(chosen))
-
-
-def _new_lora(lora: LoRAOptions, info: BaseModelInfo, seed: int) -> LoRAConfig:
-    targets = _targets(given(lora.targets, info.default_targets), info)
-    limit = min(MAX_RANK, max(min(_sides(shape)) for shape in _target_shapes(info, targets)))
-    rank = given(lora.rank, min(RANK, limit))
-    if not 1 <= rank <= limit:
-        raise InvalidRequestError(
-            f"lora.rank: expected 1 to {limit} for {', '.join(targets)} of {info.id}, got {rank}",
-            code="invalid_value",
-            param="lora.rank",
-        )
-    return LoRAConfig(rank=rank, alpha=given(lora.alpha, ALPHA), targets=targets, seed=given(lora.seed, seed))
-
-
-def _continued(lora: LoRAOptions, parent: ParentShape, seed: int) -> LoRAConfig:
-    _same("lora.rank", lora.rank, parent.rank, parent.name)
-    _same("lora.alpha", lora.alpha, parent.alpha, parent.name)
-    targets = lora.targets
-    if targets != "auto":
-        targets = sorted(TARGET_ALIASES.get(name, name) for name in targets)
-    _same("lora.targets", targets, sorted(parent.targets), parent.name)
-    return LoRAConfig(rank=parent.rank, alpha=parent.alpha, targets=parent.targets, seed=given(lora.seed, seed))
-
-
-def _same(field: str, wanted: object, held: object, name: str) -> None:
-    if wanted not in ("auto", held):
-        raise InvalidRequestError(
-            f"{field}: {name} has {held}, which a continued adapter keeps; leave {field} out or start a new adapter",
-            code="shape_mismatch",
-            param=field,
-        )
-
-
-def _training(kind: JobKind, info: BaseModelInfo, options: JobOptions, examples: int) -> TrainingConfig:
+def _training(kind: JobKind, mode: Mode, info: BaseModelInfo, options: JobOptions, examples: int) -> TrainingConfig:
     wish, hyper = options.training, options.hyperparameters
     epochs = _one("n_epochs", hyper.n_epochs, "training.epochs", wish.epochs, _epochs(kind, examples))
     batch_size = _one("batch_size", hyper.batch_size, "training.batch_size", wish.batch_size, BATCH_SIZE)
@@ -161,7 +90,7 @@ def _training(kind: JobKind, info: BaseModelInfo, options: JobOptions, examples:
     return TrainingConfig(
         epochs=epochs,
         batch_size=batch_size,
-        learning_rate=_learning_rate(options),
+        learning_rate=_learning_rate(options, LEARNING_RATES[mode]),
         seq_len=_seq_len(wish.seq_len, info),
         max_grad_norm=given(wish.max_grad_norm, MAX_GRAD_NORM),
         weight_decay=given(wish.weight_decay, WEIGHT_DECAY),
@@ -171,6 +100,8 @@ def _training(kind: JobKind, info: BaseModelInfo, options: JobOptions, examples:
         gradient_accumulation=accumulation,
         warmup_steps=given(wish.warmup_steps, min(MAX_WARMUP_STEPS, round(WARMUP_SHARE * steps))),
         schedule="cosine" if wish.schedule == "auto" else wish.schedule,
+        activation_checkpointing=wish.activation_checkpointing,
+        shard=_shard(options, mode),
     )
 
 
@@ -190,7 +121,27 @@ def _one(name: str, hyper: int | Auto, other_name: str, other: int | Auto, defau
     return given(other, given(hyper, default))
 
 
-def _learning_rate(options: JobOptions) -> float:
+def _shard(options: JobOptions, mode: Mode) -> ShardConfig | None:
+    shard = options.training.shard
+    if shard is None:
+        return None
+    if shard.index >= shard.count:
+        raise InvalidRequestError(
+            f"training.shard.index: expected 0 to {shard.count - 1} with count {shard.count}, got {shard.index}",
+            code="invalid_value",
+            param="training.shard.index",
+        )
+    if mode == "lora" and options.trust_region.max_relative_update is not None:
+        raise InvalidRequestError(
+            "trust_region.max_relative_update: bounds the product of two factors, which training.shard may give to "
+            "different trainers; leave one of them out",
+            code="invalid_value",
+            param="trust_region.max_relative_update",
+        )
+    return ShardConfig(index=shard.index, count=shard.count)
+
+
+def _learning_rate(options: JobOptions, default: float) -> float:
     multiplier = options.hyperparameters.learning_rate_multiplier
     wanted = options.training.learning_rate
     if multiplier != "auto" and wanted != "auto":
@@ -199,7 +150,7 @@ def _learning_rate(options: JobOptions) -> float:
             code="invalid_value",
             param="training.learning_rate",
         )
-    return given(wanted, LEARNING_RATE * given(multiplier, 1.0))
+    return given(wanted, default * given(multiplier, 1.0))
 
 
 def _seq_len(wanted: int | Auto, info: BaseModelInfo) -> int:

@@ -7,6 +7,8 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from app.contracts.training import Mode
+
 Auto = Literal["auto"]
 T = TypeVar("T")
 
@@ -29,9 +31,17 @@ class LoRAOptions(Options):
 
 
 class TrustRegionOptions(Options):
-    """Largest change of any trained scalar in one step; 0 switches the limit off."""
+    """Largest change of any trained scalar in one step (0: no limit), and of a weight matrix relative to its norm."""
 
     max_delta: Annotated[float, Field(ge=0)] | Auto = "auto"
+    max_relative_update: Annotated[float, Field(gt=0)] | None = None
+
+
+class ShardOptions(Options):
+    """Step only the parameters with position % count == index, so that `count` jobs share the optimizer's state."""
+
+    index: Annotated[int, Field(ge=0)]
+    count: Annotated[int, Field(ge=1, le=1024)]
 
 
 class RollbackOptions(Options):
@@ -57,6 +67,8 @@ class TrainingOptions(Options):
     gradient_accumulation: Annotated[int, Field(ge=1, le=1024)] | Auto = "auto"
     warmup_steps: Annotated[int, Field(ge=0, le=1_000_000)] | Auto = "auto"
     schedule: Literal["auto", "cosine", "constant"] = "auto"
+    activation_checkpointing: bool = False
+    shard: ShardOptions | None = None
 
 
 class Hyperparameters(Options):
@@ -70,7 +82,7 @@ class Hyperparameters(Options):
 class JobOptions(Options):
     """Everything a run can be asked for, besides its model and data."""
 
-    mode: Literal["lora"] = "lora"
+    mode: Mode | Auto = "auto"
     seed: Seed | None = None
     lora: LoRAOptions = LoRAOptions()
     trust_region: TrustRegionOptions = TrustRegionOptions()

@@ -19,7 +19,7 @@ from app.db.repositories import adapters, idempotency, jobs
 from app.db.repositories.idempotency import IdempotencyConflictError
 from app.db.tables import AdapterVersion, Job, JobCheckpoint, JobEvent
 from app.services.files import get_file
-from app.services.job_config import OPTIMIZER_BYTES_PER_PARAMETER
+from app.services.job_config import optimizer_bytes
 from app.services.start_point import StartPoint
 
 QUOTA_RETRY_SECONDS = 30
@@ -102,7 +102,7 @@ def enqueue(session: Session, tenant_id: str, plan: JobPlan, request: Once | Non
         config=plan.config,
         request=plan.request,
         trainable_parameters=plan.trainable_parameters,
-        optimizer_bytes=plan.trainable_parameters * OPTIMIZER_BYTES_PER_PARAMETER,
+        optimizer_bytes=optimizer_bytes(plan.trainable_parameters, plan.config),
     )
     if request:
         idempotency.record(

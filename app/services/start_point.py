@@ -10,10 +10,10 @@ from app.contracts.base_models import BaseModelInfo
 from app.core.errors import ConflictError, InvalidRequestError
 from app.db.repositories import adapters, base_models
 from app.db.tables import AdapterVersion
-from app.services.job_config import MAX_RANK, ParentShape
 from app.services.model_names import ADAPTER_NAME, ResolvedModel, resolve_model
 from app.services.safetensors_file import count_scalars
 from app.services.stored_weights import stored_header
+from app.services.trained_part import MAX_RANK, ParentShape
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,15 @@
 """Bodies that create jobs: OpenAI's fields, and ours on the top level beside them."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
 from app.api.schemas.common import RequestBody, only
+from app.contracts.training import Mode
 from app.core.errors import InvalidRequestError
 from app.services.job_options import (
+    Auto,
     Hyperparameters,
     JobOptions,
     LoRAOptions,
@@ -50,7 +52,7 @@ class RunWishes(RequestBody):
 
     model: ModelName
     adapter: AdapterName | None = None
-    mode: Literal["lora"] = "lora"
+    mode: Mode | Auto = "auto"
     seed: Seed | None = None
     lora: LoRAOptions | None = None
     trust_region: TrustRegionOptions | None = None

@@ -40,7 +40,7 @@ class JobObject(BaseModel):
     adapter: str
     version: int | None
     mode: str
-    lora: dict[str, Any]
+    lora: dict[str, Any] | None
     trust_region: dict[str, Any]
     rollback: dict[str, Any]
     training: dict[str, Any]
@@ -83,7 +83,7 @@ class JobObject(BaseModel):
             adapter=job.adapter_name,
             version=version and version.version,
             mode=config.mode,
-            lora=config.lora.model_dump(),
+            lora=config.lora and config.lora.model_dump(),
             trust_region=config.trust_region.model_dump(),
             rollback=config.rollback.model_dump(),
             training=config.training.model_dump(),

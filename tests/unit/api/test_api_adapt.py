@@ -53,7 +53,7 @@ def test_without_waiting_the_job_is_handed_back(api: Any) -> None:
         {"who": "me"},
     )
     assert job["training"]["epochs"] == 3
-    assert job["trust_region"] == {"max_delta": 0.05}
+    assert job["trust_region"] == {"max_delta": 0.05, "max_relative_update": None}
     assert job["rollback"] == {"enabled": True, "tolerance": 1.25, "retention_tolerance": None}
     assert job["trainable_parameters"] == 2 * 4 * (32 + 32)
     assert job["optimizer_state_bytes"] == 8 * job["trainable_parameters"]

@@ -107,7 +107,7 @@ JOBS: dict[str, tuple[dict[str, Any], int, str, str, str]] = {
     "unknown model": ({"model": "gpt-9"}, 404, "model_not_found", "model", "No such model: 'gpt-9'"),
     "unknown field": ({"learning": 1}, 400, "unknown_parameter", "learning", "learning: unknown field"),
     "unknown nested field": ({"lora": {"rnk": 4}}, 400, "unknown_parameter", "lora.rnk", "lora.rnk: unknown field"),
-    "rank 0": ({"lora": {"rank": 0}}, 400, "invalid_value", "lora.rank", "lora.rank: expected 1 to 32"),
+    "rank 0": ({"lora": {"rank": 0}}, 400, "invalid_value", "lora.rank", "lora.rank: expected 1 to 512"),
     "rank 4096": ({"lora": {"rank": 4096}}, 400, "invalid_value", "lora.rank", "got 4096"),
     "rank in a string": ({"lora": {"rank": "4"}}, 400, "invalid_value", "lora.rank", "valid integer"),
     "unknown target": (

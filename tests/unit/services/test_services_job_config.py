@@ -6,8 +6,9 @@ import pytest
 
 from app.contracts.training import JobKind
 from app.core.errors import InvalidRequestError
-from app.services.job_config import ParentShape, resolve_config, trainable_parameters
+from app.services.job_config import optimizer_bytes, resolve_config
 from app.services.job_options import JobOptions
+from app.services.trained_part import ParentShape
 from tests.tiny_base import TARGETS, tiny_base
 
 PARENT = ParentShape("mine@1", rank=4, alpha=8.0, targets=["q_proj", "v_proj"], parameters=99)
@@ -35,7 +36,10 @@ def test_everything_is_decided_when_nothing_is_asked() -> None:
         "gradient_accumulation": 1,
         "warmup_steps": 8,
         "schedule": "cosine",
+        "activation_checkpointing": False,
+        "shard": None,
     }
+    assert (config.mode, config.trust_region.max_relative_update) == ("lora", None)
     assert (resolve(examples=199).training.epochs, resolve(examples=200).training.epochs) == (6, 3)
     assert resolve("adapt", 1).training.epochs == 3
     assert resolve().seed != resolve().seed
@@ -73,20 +77,33 @@ def test_retention_has_a_tolerance_where_there_is_a_file() -> None:
     assert caught.value.param == "rollback.retention_tolerance"
 
 
-def test_parameters_are_counted_with_the_rank_clamped_to_each_module() -> None:
-    info = tiny_base()
-    small = resolve(lora={"rank": 8, "targets": ["q_proj"]}).lora
-    assert trainable_parameters(info, small) == 2 * 8 * (32 + 32)
-    clamped = resolve(lora={"rank": 32, "targets": ["q_proj", "k_proj"]}).lora
-    assert trainable_parameters(info, clamped) == 2 * (32 * (32 + 32) + 16 * (16 + 32))
+def test_a_run_may_be_one_of_several_shards_and_keep_one_layers_activations() -> None:
+    config = resolve(
+        training={"shard": {"index": 1, "count": 3}, "activation_checkpointing": True},
+        trust_region={"max_delta": 0.01},
+    )
+    assert config.training.shard.model_dump() == {"index": 1, "count": 3}
+    assert config.training.activation_checkpointing
+    assert optimizer_bytes(100, config) == 34 * 8
+    assert optimizer_bytes(100, resolve()) == 800
+    assert resolve(trust_region={"max_relative_update": 0.02}).trust_region.max_relative_update == 0.02
 
 
 @pytest.mark.parametrize(
     ("wishes", "param", "says"),
     [
-        ({"lora": {"rank": 0}}, "lora.rank", "expected 1 to 32"),
+        ({"lora": {"rank": 0}}, "lora.rank", "expected 1 to 512"),
         ({"lora": {"rank": 4096}}, "lora.rank", "got 4096"),
-        ({"lora": {"rank": 17, "targets": ["k_proj"]}}, "lora.rank", "expected 1 to 16 for k_proj of tiny-base"),
+        (
+            {"training": {"shard": {"index": 2, "count": 2}}},
+            "training.shard.index",
+            "expected 0 to 1 with count 2, got 2",
+        ),
+        (
+            {"training": {"shard": {"index": 0, "count": 2}}, "trust_region": {"max_relative_update": 0.1}},
+            "trust_region.max_relative_update",
+            "leave one of them out",
+        ),
         ({"lora": {"targets": ["nope"]}}, "lora.targets[0]", "it has q_proj, k_proj, v_proj"),
         ({"training": {"seq_len": 513}}, "training.seq_len", "expected 2 to 512"),
         (
@@ -101,26 +118,3 @@ def test_what_cannot_be_honoured_is_refused_with_its_limits(wishes: Any, param: 
         resolve(**wishes)
     assert caught.value.param == param
     assert says in caught.value.message
-
-
-def test_the_seeds_names_are_aliases_where_the_base_has_such_a_module() -> None:
-    info = tiny_base()
-    mamba = info.model_copy(
-        update={"modules": {"backbone.layers.0.mixer.in_proj": info.modules["model.layers.0.self_attn.q_proj"]}}
-    )
-    options = JobOptions.model_validate({"lora": {"targets": ["wInProj"]}})
-    assert resolve_config("adapt", mamba, options, 1, None).lora.targets == ["in_proj"]
-
-
-def test_a_continued_adapter_keeps_its_shape() -> None:
-    for lora in ({}, {"rank": 4}, {"rank": 4, "alpha": 8, "targets": ["v_proj", "q_proj"]}):
-        config = resolve(parent=PARENT, lora=lora)
-        assert (config.lora.rank, config.lora.alpha, config.lora.targets) == (4, 8.0, ["q_proj", "v_proj"])
-    for lora, param in (
-        ({"rank": 5}, "lora.rank"),
-        ({"alpha": 9}, "lora.alpha"),
-        ({"targets": ["q_proj"]}, "lora.targets"),
-    ):
-        with pytest.raises(InvalidRequestError, match="mine@1 has") as caught:
-            resolve(parent=PARENT, lora=lora)
-        assert caught.value.param == param
