@@ -11,6 +11,7 @@ import torch
 from app.contracts.base_models import ModuleShape
 from app.contracts.training import JobConfig
 from app.text.tokenize import TokenizedExample
+from tests.llama import llama_config
 from workers.lora.adapter import AdapterWeights, init_adapter
 from workers.lora.bank import AdapterBank
 from workers.models.batch import pack
@@ -22,7 +23,7 @@ from workers.training.loss import nll_sum
 from workers.training.trainer import TrainingRun
 
 CUDA = torch.device("cuda")
-SMOLLM2 = ModelConfig(
+SMOLLM2 = llama_config(
     vocab_size=49152,
     hidden_size=576,
     intermediate_size=1536,
@@ -35,7 +36,7 @@ SMOLLM2 = ModelConfig(
     norm_eps=1e-5,
     tied_head=True,
 )
-SMALL = ModelConfig(
+SMALL = llama_config(
     vocab_size=512,
     hidden_size=128,
     intermediate_size=256,
@@ -63,7 +64,7 @@ def make_model(
     for name, weight in model.weights().items():
         values = torch.ones(weight.shape) if "norm" in name else torch.randn(weight.shape, generator=generator)
         scale = 1.0 if "norm" in name else (weight.shape[-1]) ** -0.5
-        weight.copy_((values.double() * scale).to(stored))
+        weight.base.copy_((values.double() * scale).to(stored))
     model.freeze()
     return model
 

@@ -8,8 +8,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from app.contracts.base_models import ModuleShape
+from tests.llama import llama_config
 from workers.loading import LoadedBase, load_base_model
-from workers.models.config import ModelConfig
+from workers.lora.adapter import AdapterWeights
 from workers.models.language_model import LanguageModel
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -64,7 +65,7 @@ def reference(llama_dir: Path) -> LlamaForCausalLM:
 
 def random_model(dtype: torch.dtype, *, tied: bool = True, seed: int = 0) -> LanguageModel:
     """A model small enough for finite differences, with every weight away from zero."""
-    config = ModelConfig(
+    config = llama_config(
         vocab_size=11,
         hidden_size=8,
         intermediate_size=6,
@@ -81,12 +82,20 @@ def random_model(dtype: torch.dtype, *, tied: bool = True, seed: int = 0) -> Lan
     generator = torch.Generator().manual_seed(seed)
     for name, weight in model.weights().items():
         with torch.no_grad():
-            weight.copy_(torch.randn(weight.shape, generator=generator, dtype=torch.float64) * 0.4 + ("norm" in name))
+            weight.base.copy_(
+                torch.randn(weight.shape, generator=generator, dtype=torch.float64) * 0.4 + ("norm" in name)
+            )
     return model
 
 
 def module_shapes(model: LanguageModel) -> dict[str, ModuleShape]:
     return {
         name: ModuleShape(out_features=module.out_features, in_features=module.in_features)
-        for name, module in model.linears().items()
+        for name, module in model.adaptable().items()
     }
+
+
+def own_weights(model: LanguageModel) -> AdapterWeights:
+    """An adapter that holds every weight of the base as its own."""
+    own = {name: weight.base.clone() for name, weight in model.weights().items()}
+    return AdapterWeights({}, {}, alpha=1.0, rank=1, targets=[], own=own)

@@ -11,6 +11,7 @@ from workers.kernels.linear_cross_entropy import CHUNK_ROWS, linear_cross_entrop
 from workers.kernels.lora_linear import frozen_linear, lora_linear
 from workers.kernels.packed_weight import can_pack, pack_weight
 from workers.kernels.swiglu import swiglu
+from workers.models.config import plain_rope
 from workers.models.layers.rope import rotate, rotate_, rotation_of
 
 
@@ -68,7 +69,7 @@ def test_rms_norm_of_one_row_equals_torchs(dtype: torch.dtype, tolerance: float)
 
 def test_rotation_in_place_equals_the_other() -> None:
     (x,) = (leaf.detach() for leaf in _leaves((5, 3, 8), dtype=torch.bfloat16))
-    rotation = rotation_of(torch.arange(5), 8, 1e4, torch.bfloat16)
+    rotation = rotation_of(torch.arange(5), plain_rope(8, 1e4).inverse_frequencies, torch.bfloat16)
     expected = rotate(x, rotation)
     rotate_(x, rotation)
     assert x.equal(expected)

@@ -73,5 +73,6 @@ def run_pieces(model: LanguageModel, pieces: Sequence[Piece]) -> list[Tensor]:
         wanted = [row for piece, end in zip(pieces, ends, strict=True) for row in range(end - piece.rows_wanted, end)]
         if not wanted:
             return [hidden_TD.new_empty(0) for _ in pieces]
-        logits_RV = model.logits(hidden_TD[torch.tensor(wanted, device=hidden_TD.device)])
+        slots = [piece.generation.slot for piece in pieces for _ in range(piece.rows_wanted)]
+        logits_RV = model.logits(hidden_TD[torch.tensor(wanted, device=hidden_TD.device)], slots)
     return list(logits_RV.split([piece.rows_wanted for piece in pieces]))

@@ -36,5 +36,5 @@ def packed_linear(x_TK: Tensor, packed: Tensor) -> Tensor:
         x_TK = x_TK.expand(MIN_ROWS, -1)
     elif 0 < rows < MIN_ROWS:
         x_TK = pad(x_TK, (0, 0, 0, MIN_ROWS - rows))
-    y_TN: Tensor = torch.ops.mkldnn._linear_pointwise(x_TK, packed, None, "none", [], "")
+    y_TN: Tensor = torch.ops.mkldnn._linear_pointwise.default(x_TK, packed, None, "none", [], "")
     return y_TN.narrow(0, 0, rows)

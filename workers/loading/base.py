@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from app.contracts.base_models import BaseModelInfo, ModuleShape
+from workers.loading.architectures.base import Json
 from workers.loading.checkpoint import Checkpoint, LoadingError, copy_weights
 from workers.loading.gguf import read_gguf
 from workers.loading.hf import read_hf
@@ -21,10 +22,11 @@ _CPU_FLAGS = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True)
 class LoadedBase:
-    """The frozen model and what the service needs to know of it."""
+    """The frozen model, what the service needs to know of it, and the config.json it came with (empty: none)."""
 
     model: LanguageModel
     info: BaseModelInfo
+    config_json: Json
 
 
 def _packaged_gguf(package: str) -> Path:
@@ -71,15 +73,21 @@ def _describe(model: LanguageModel, checkpoint: Checkpoint, model_id: str, quant
         name: ModuleShape(out_features=module.out_features, in_features=module.in_features)
         for name, module in model.linears().items()
     }
+    weights = model.weights()
     return BaseModelInfo(
         id=model_id,
-        architecture="llama",
-        parameters=sum(weight.numel() for weight in model.weights().values()),
+        architecture=checkpoint.architecture,
+        parameters=sum(weight.base.numel() for weight in weights.values()),
+        bytes=sum(weight.base.nbytes for weight in weights.values()),
         context_length=model.config.context_length,
         vocab_size=model.config.vocab_size,
+        hidden_size=model.config.hidden_size,
         dtype=str(model.dtype).removeprefix("torch."),
         quantization=quantization,
         modules=modules,
+        embedding=model.vocabulary.name,
+        tensors={name: list(weight.shape) for name, weight in weights.items() if weight.dense_target},
+        selective=[w.name for s in model.sublayers() for w in s.mixer.selective()],
         default_targets=sorted({name.rpartition(".")[2] for name in modules}),
         tokenizer_json=checkpoint.tokenizer_json,
         chat_template=checkpoint.chat_template,
@@ -95,6 +103,6 @@ def load_base_model(source: str, *, model_id: str, device: str, dtype: str, quan
     place = resolve_device(device)
     checkpoint = _read(source)
     model = LanguageModel(checkpoint.config, place, resolve_dtype(dtype, place))
-    copy_weights(model, checkpoint.tensors)
+    copy_weights(model, checkpoint.tensors, checkpoint.architecture)
     model.freeze()
-    return LoadedBase(model, _describe(model, checkpoint, model_id, quantization))
+    return LoadedBase(model, _describe(model, checkpoint, model_id, quantization), checkpoint.config_json)

@@ -14,9 +14,10 @@ import gguf
 import torch
 from torch import Tensor
 
+from workers.loading.architectures.llama import decoder_layer
 from workers.loading.checkpoint import Checkpoint, LoadingError
 from workers.loading.gguf_tokenizer import tokenizer_json
-from workers.models.config import ModelConfig
+from workers.models.config import AttentionSpec, MlpSpec, ModelConfig, plain_rope
 
 _TOP = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -41,7 +42,7 @@ def _half_split(weight_NK: Tensor, heads: int) -> Tensor:
     return half_split_NK
 
 
-def _tensors(reader: gguf.GGUFReader, config: ModelConfig) -> Iterator[tuple[str, Tensor]]:
+def _tensors(reader: gguf.GGUFReader, heads: int, kv_heads: int) -> Iterator[tuple[str, Tensor]]:
     for entry in reader.tensors:
         match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", entry.name)
         if entry.name in _TOP:
@@ -49,12 +50,12 @@ def _tensors(reader: gguf.GGUFReader, config: ModelConfig) -> Iterator[tuple[str
         elif match and match[2] in _LAYER:
             name = f"model.layers.{match[1]}.{_LAYER[match[2]]}.weight"
         else:
-            raise LoadingError(f"tensor {entry.name} is unknown to the Llama architecture")
+            raise LoadingError(f"tensor {entry.name} is unknown to LlamaForCausalLM")
         weight = torch.from_numpy(gguf.dequantize(entry.data, entry.tensor_type).copy())
         if name.endswith("q_proj.weight"):
-            weight = _half_split(weight, config.heads)
+            weight = _half_split(weight, heads)
         elif name.endswith("k_proj.weight"):
-            weight = _half_split(weight, config.kv_heads)
+            weight = _half_split(weight, kv_heads)
         yield name, weight
 
 
@@ -81,18 +82,20 @@ def _config(fields: _Fields, tensor_names: set[str]) -> ModelConfig:
     if scaling != "none":
         raise LoadingError(f"llama.rope.scaling.type {scaling!r} is not supported")
     heads, width = int(fields.require("llama.attention.head_count")), int(fields.require("llama.embedding_length"))
+    attention = AttentionSpec(
+        heads,
+        int(fields.get("llama.attention.head_count_kv", heads)),
+        int(fields.get("llama.attention.key_length", width // heads)),
+    )
+    mlp = MlpSpec(int(fields.require("llama.feed_forward_length")))
     return ModelConfig(
         vocab_size=len(fields.require("tokenizer.ggml.tokens")),
         hidden_size=width,
-        intermediate_size=int(fields.require("llama.feed_forward_length")),
-        layers=int(fields.require("llama.block_count")),
-        heads=heads,
-        kv_heads=int(fields.get("llama.attention.head_count_kv", heads)),
-        head_dim=int(fields.get("llama.attention.key_length", width // heads)),
         context_length=int(fields.require("llama.context_length")),
-        rope_theta=float(fields.get("llama.rope.freq_base", 10000.0)),
         norm_eps=float(fields.require("llama.attention.layer_norm_rms_epsilon")),
+        layers=tuple(decoder_layer(i, attention, mlp) for i in range(int(fields.require("llama.block_count")))),
         tied_head="output.weight" not in tensor_names,
+        rope=plain_rope(attention.head_dim, float(fields.get("llama.rope.freq_base", 10000.0))),
     )
 
 
@@ -108,9 +111,12 @@ def read_gguf(path: Path) -> Checkpoint:
         raise LoadingError(f"{path}: architecture {architecture!r} is not supported, only llama")
     config = _config(fields, {entry.name for entry in reader.tensors})
     ends = [fields.get("tokenizer.ggml.eos_token_id"), fields.get("tokenizer.ggml.eot_token_id")]
+    attention = config.layers[0][0].mixer
+    assert isinstance(attention, AttentionSpec)
     return Checkpoint(
+        architecture="LlamaForCausalLM",
         config=config,
-        tensors=_tensors(reader, config),
+        tensors=_tensors(reader, attention.heads, attention.kv_heads),
         tokenizer_json=tokenizer_json(
             model=fields.require("tokenizer.ggml.model"),
             pre=fields.get("tokenizer.ggml.pre", "default"),

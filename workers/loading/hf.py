@@ -1,4 +1,4 @@
-"""Reads a Hugging Face directory of a LlamaForCausalLM: config, safetensors (whole or sharded), tokenizer, template."""
+"""Reads a Hugging Face directory: config, safetensors (whole or sharded), tokenizer, template."""
 
 import json
 from collections.abc import Iterator
@@ -9,10 +9,10 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from workers.loading.checkpoint import Checkpoint, LoadingError
+from workers.loading.architectures import ARCHITECTURES
+from workers.loading.architectures.base import Architecture, Json, LoadingError
+from workers.loading.checkpoint import Checkpoint
 from workers.models.config import ModelConfig
-
-Json = dict[str, Any]
 
 
 def _json(path: Path, *, required: bool = True) -> Json:
@@ -27,38 +27,11 @@ def _json(path: Path, *, required: bool = True) -> Json:
     return value
 
 
-def _rope_theta(config: Json) -> float:
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise LoadingError(f"config.json: rope type {kind!r} is not supported, only default")
-    return float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
-
-
-def _config(config: Json) -> ModelConfig:
-    architectures = config.get("architectures") or [config.get("model_type")]
-    if architectures != ["LlamaForCausalLM"]:
-        raise LoadingError(f"config.json: architecture {architectures} is not supported, only LlamaForCausalLM")
-    for name, only in (("hidden_act", "silu"), ("attention_bias", False), ("mlp_bias", False)):
-        if config.get(name, only) != only:
-            raise LoadingError(f"config.json: {name} {config[name]!r} is not supported, only {only!r}")
-    try:
-        heads = int(config["num_attention_heads"])
-        return ModelConfig(
-            vocab_size=int(config["vocab_size"]),
-            hidden_size=int(config["hidden_size"]),
-            intermediate_size=int(config["intermediate_size"]),
-            layers=int(config["num_hidden_layers"]),
-            heads=heads,
-            kv_heads=int(config.get("num_key_value_heads") or heads),
-            head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
-            context_length=int(config["max_position_embeddings"]),
-            rope_theta=_rope_theta(config),
-            norm_eps=float(config["rms_norm_eps"]),
-            tied_head=bool(config.get("tie_word_embeddings", False)),
-        )
-    except KeyError as error:
-        raise LoadingError(f"config.json: field {error.args[0]} is missing") from error
+def _architecture(config: Json) -> str:
+    names = config.get("architectures") or [config.get("model_type")]
+    if len(names) != 1 or names[0] not in ARCHITECTURES:
+        raise LoadingError(f"config.json: architecture {names} is not supported, only {', '.join(ARCHITECTURES)}")
+    return str(names[0])
 
 
 def _files(directory: Path) -> list[Path]:
@@ -71,16 +44,16 @@ def _files(directory: Path) -> list[Path]:
     return [directory / name for name in names]
 
 
-def _tensors(directory: Path, config: ModelConfig) -> Iterator[tuple[str, Tensor]]:
+def _tensors(directory: Path, architecture: Architecture, config: ModelConfig) -> Iterator[tuple[str, Tensor]]:
     for path in _files(directory):
         if not path.exists():
             raise LoadingError(f"{path} is missing")
         with safe_open(path, framework="pt") as shard:
             for name in shard.keys():  # noqa: SIM118 (not a mapping)
                 # Buffers and a copy of the tied embedding, which some writers add.
-                if name.endswith("rotary_emb.inv_freq") or (config.tied_head and name == "lm_head.weight"):
+                if name.endswith("rotary_emb.inv_freq") or (config.tied_head and name == f"{config.head}.weight"):
                     continue
-                yield name, shard.get_tensor(name)
+                yield from architecture.rename(config, name, shard.get_tensor(name))
 
 
 def _chat_template(directory: Path, tokenizer_config: Json) -> str | None:
@@ -105,7 +78,9 @@ def _token_ids(value: Any, token: Any, tokenizer: Tokenizer) -> list[int]:
 def read_hf(directory: Path) -> Checkpoint:
     """Open a model directory. Raises LoadingError naming the file, field or tensor."""
     config = _json(directory / "config.json")
-    shape = _config(config)
+    name = _architecture(config)
+    architecture = ARCHITECTURES[name]
+    shape = architecture.read_config(config)
     generation = _json(directory / "generation_config.json", required=False)
     tokenizer_config = _json(directory / "tokenizer_config.json", required=False)
     path = directory / "tokenizer.json"
@@ -116,8 +91,10 @@ def read_hf(directory: Path) -> Checkpoint:
     bos = _token_ids(config.get("bos_token_id"), tokenizer_config.get("bos_token"), tokenizer)
     eos = generation.get("eos_token_id", config.get("eos_token_id"))
     return Checkpoint(
+        architecture=name,
         config=shape,
-        tensors=_tensors(directory, shape),
+        config_json=config,
+        tensors=_tensors(directory, architecture, shape),
         tokenizer_json=text,
         chat_template=_chat_template(directory, tokenizer_config),
         bos_token_id=bos[0] if bos else None,

@@ -1,4 +1,6 @@
-"""An adapter as plain tensors: low-rank factors by module name. Knows no slots, files or training.
+"""An adapter as plain tensors: low-rank factors by module name, dense ones by tensor name.
+
+Knows no slots, files or training.
 
 LoRA (Hu et al. 2021): weight + scale · B A, with A [R, K] drawn at random and B [N, R] zero, so that a new adapter
 changes nothing. Legend: R rank, K inputs, N outputs.
@@ -6,7 +8,7 @@ changes nothing. Legend: R rank, K inputs, N outputs.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -17,13 +19,19 @@ from app.contracts.training import LoRAConfig
 
 @dataclass(frozen=True)
 class AdapterWeights:
-    """Factors (A_RK, B_NR) float32 on the CPU and the scale of each module; `rank` is the nominal one."""
+    """Factors (A_RK, B_NR) float32 on the CPU and the scale of each module; `rank` is the nominal one.
+
+    The embedding is a module too: A [R, D], B [V, R]. `dense` holds deltas by tensor name, `own` whole tensors that
+    stand in the base's place (mode `full`); both float32 on the CPU.
+    """
 
     tensors: dict[str, tuple[Tensor, Tensor]]
     scales: dict[str, float]
     alpha: float
     rank: int
     targets: list[str]
+    dense: dict[str, Tensor] = field(default_factory=dict)
+    own: dict[str, Tensor] = field(default_factory=dict)
 
 
 class UnknownTargetError(ValueError):
@@ -62,4 +70,5 @@ def init_adapter(modules: Mapping[str, ModuleShape], config: LoRAConfig) -> Adap
 
 def count_parameters(adapter: AdapterWeights) -> int:
     """Return the number of trainable scalars."""
-    return sum(a.numel() + b.numel() for a, b in adapter.tensors.values())
+    low_rank = sum(a.numel() + b.numel() for a, b in adapter.tensors.values())
+    return low_rank + sum(t.numel() for t in (*adapter.dense.values(), *adapter.own.values()))

@@ -1,8 +1,9 @@
 """Adapters in numbered slots of one model. Loading a slot copies tensors; modules are never replaced.
 
-Knows the model's linear modules; not where adapters come from nor how they are trained.
+Knows the model's modules and tensors; not where adapters come from nor how they are trained.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from workers.lora.adapter import AdapterWeights
 from workers.models.language_model import LanguageModel
 from workers.models.layers.linear import LowRank
+from workers.models.weight import Weight
 
 
 @dataclass(frozen=True)
@@ -23,41 +25,56 @@ class AdapterBank:
     """Slots hold trainable masters (float32, or float64 in a float64 model) or served copies in the model's dtype."""
 
     def __init__(self, model: LanguageModel) -> None:
-        self._linears = model.linears()
+        self._model = model
+        self._modules = model.adaptable()
+        self._weights = model.weights()
         self._device, self._dtype = model.device, model.dtype
         self._trained: dict[int, _Slot] = {}
 
     def load(self, slot: int, adapter: AdapterWeights, trainable: bool = False) -> None:
         """Copy an adapter into a slot, in place of what was there.
 
-        Raises ValueError naming the module when one is unknown, does not fit, or overflows the model's dtype.
+        Raises ValueError naming the module or tensor when one is unknown, does not fit, or overflows the model's dtype.
         """
         if slot < 0:
             raise ValueError(f"slot {slot} is not a place for an adapter; -1 means the base alone")
-        dtype = torch.promote_types(self._dtype, torch.float32) if trainable else self._dtype
-        terms = {
-            name: self._term(name, factors, adapter.scales[name], dtype) for name, factors in adapter.tensors.items()
-        }
+        terms = {n: self._term(n, f, adapter.scales[n], trainable) for n, f in adapter.tensors.items()}
+        deltas, owns = self._dense(adapter.dense, trainable), self._dense(adapter.own, trainable)
         self.clear(slot)
         parameters: dict[str, nn.Parameter] = {}
+
+        def placed(name: str, tensor: Tensor) -> Tensor:
+            if not trainable:
+                return tensor
+            parameters[name] = nn.Parameter(tensor)
+            return parameters[name]
+
         for name, (a_RK, b_NR, scale) in terms.items():
-            if trainable:
-                parameters[f"{name}.lora_A"] = a_leaf = nn.Parameter(a_RK)
-                parameters[f"{name}.lora_B"] = b_leaf = nn.Parameter(b_NR)
-                self._linears[name].attach(slot, LowRank(a_leaf, b_leaf, scale))
-            else:
-                self._linears[name].attach(slot, LowRank(a_RK, b_NR, scale))
+            a_leaf, b_leaf = placed(f"{name}.lora_A", a_RK), placed(f"{name}.lora_B", b_NR)
+            self._modules[name].attach(slot, LowRank(a_leaf, b_leaf, scale))
+        for name, tensor in deltas.items():
+            self._weights[name].delta[slot] = placed(f"{name}.delta", tensor)
+        for name, tensor in owns.items():
+            self._weights[name].own[slot] = placed(f"{name}.own", tensor)
+        if deltas or owns:
+            self._model.dense_slots.add(slot)
         if trainable:
             self._trained[slot] = _Slot(adapter, parameters)
 
     def clear(self, slot: int) -> None:
         """Empty a slot."""
         self._trained.pop(slot, None)
-        for module in self._linears.values():
+        self._model.dense_slots.discard(slot)
+        for module in self._modules.values():
             module.detach(slot)
+        for weight in self._weights.values():
+            weight.forget(slot)
 
     def parameters(self, slot: int) -> dict[str, nn.Parameter]:
-        """Return the trainable leaves of a slot by `<module>.lora_A` and `<module>.lora_B`. Raises KeyError."""
+        """Return the trainable leaves of a slot. Raises KeyError.
+
+        They are named `<module>.lora_A`, `<module>.lora_B`, `<tensor>.delta` and `<tensor>.own`.
+        """
         return self._trained[slot].parameters
 
     def weights(self, slot: int) -> AdapterWeights:
@@ -67,14 +84,37 @@ class AdapterBank:
         def copy(name: str) -> Tensor:
             return parameters[name].detach().to("cpu", torch.float32, copy=True)
 
-        tensors = {name: (copy(f"{name}.lora_A"), copy(f"{name}.lora_B")) for name in adapter.tensors}
-        return AdapterWeights(tensors, dict(adapter.scales), adapter.alpha, adapter.rank, list(adapter.targets))
+        return AdapterWeights(
+            tensors={name: (copy(f"{name}.lora_A"), copy(f"{name}.lora_B")) for name in adapter.tensors},
+            scales=dict(adapter.scales),
+            alpha=adapter.alpha,
+            rank=adapter.rank,
+            targets=list(adapter.targets),
+            dense={name: copy(f"{name}.delta") for name in adapter.dense},
+            own={name: copy(f"{name}.own") for name in adapter.own},
+        )
 
-    def _term(self, name: str, factors: tuple[Tensor, Tensor], scale: float, dtype: torch.dtype) -> LowRank:
-        if name not in self._linears:
+    def _term(self, name: str, factors: tuple[Tensor, Tensor], scale: float, trainable: bool) -> LowRank:
+        if name not in self._modules:
             raise ValueError(f"{name}: the base model has no such module")
+        dtype = torch.promote_types(self._dtype, torch.float32) if trainable else self._dtype
         a_RK, b_NR = (factor.detach().to(self._device, dtype, copy=True) for factor in factors)
         # Rows of other slots are masked by zeros; zero times infinity would reach them.
         if not (a_RK.isfinite().all() and (b_NR * scale).to(self._dtype).isfinite().all()):
             raise ValueError(f"{name}: a value is not finite in {self._dtype}")
         return LowRank(a_RK, b_NR, scale)
+
+    def _dense(self, tensors: Mapping[str, Tensor], trainable: bool) -> dict[str, Tensor]:
+        return {name: self._place(name, tensor, trainable) for name, tensor in tensors.items()}
+
+    def _place(self, name: str, tensor: Tensor, trainable: bool) -> Tensor:
+        weight: Weight | None = self._weights.get(name)
+        if weight is None:
+            raise ValueError(f"{name}: the base model has no such tensor")
+        if weight.shape != tensor.shape:
+            raise ValueError(f"{name}: shape {tuple(tensor.shape)} is not {tuple(weight.shape)}")
+        dtype = torch.promote_types(weight.base.dtype, torch.float32) if trainable else weight.base.dtype
+        placed = tensor.detach().to(self._device, dtype, copy=True)
+        if not placed.to(weight.base.dtype).isfinite().all():
+            raise ValueError(f"{name}: a value is not finite in {weight.base.dtype}")
+        return placed

@@ -1,26 +1,24 @@
-"""Keys and values of one sequence. Knows tensors only.
+"""What a model remembers of one sequence between forwards: a state for each layer that has one. Knows tensors only."""
 
-Legend: L layers, C capacity in tokens, G key/value heads, E head width; keys then values along the 2G axis.
-"""
+from typing import Protocol
 
-import torch
-from torch import Tensor
+
+class LayerState(Protocol):
+    """Keys and values, convolution taps, a recurrent state: each mixer knows its own, and updates it in place."""
+
+    def clone(self) -> "LayerState":
+        """Return an independent copy."""
+        ...
 
 
 class SequenceCache:
-    """A growing prefix of `capacity` places; `length` of them are filled."""
+    """The states after `length` tokens of a sequence of up to `capacity`; one entry a mixer, None where it has none."""
 
-    def __init__(self, kv_LC2GE: Tensor, length: int = 0) -> None:
-        self.kv_LC2GE = kv_LC2GE
+    def __init__(self, states: list[LayerState | None], capacity: int, length: int = 0) -> None:
+        self.states = states
+        self.capacity = capacity
         self.length = length
-
-    @property
-    def capacity(self) -> int:
-        """Tokens that fit."""
-        return self.kv_LC2GE.shape[1]
 
     def clone(self) -> "SequenceCache":
         """Return an independent copy with the same capacity."""
-        copy = torch.empty_like(self.kv_LC2GE)
-        copy[:, : self.length] = self.kv_LC2GE[:, : self.length]
-        return SequenceCache(copy, self.length)
+        return SequenceCache([s and s.clone() for s in self.states], self.capacity, self.length)

@@ -1,26 +1,87 @@
-"""The shape of a Llama-family model. Knows numbers only; readers of files fill it in."""
+"""What a model is made of: a list of layers, each some sublayers. Knows numbers and names; readers of files fill it in.
+
+A sublayer adds to the residual stream: x = x + residual_multiplier · mixer(rms_norm(x)). Names are Hugging Face's, so
+that weights, adapters and exports speak of the same things.
+"""
 
 from dataclasses import dataclass
+from typing import Protocol
+
+
+class MixerSpec(Protocol):
+    """Numbers of one kind of layer; `layers/registry.py` says which class is built from it."""
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """Widths, counts and constants; `head_dim` is per head, `rope_theta` the base of the rotary frequencies."""
+class SublayerSpec:
+    """`norm` and `prefix` are the module names of the RMSNorm and of the mixer, as `model.layers.0.self_attn`."""
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    layers: int
+    norm: str
+    prefix: str
+    mixer: MixerSpec
+
+
+LayerSpec = tuple[SublayerSpec, ...]
+
+
+@dataclass(frozen=True)
+class RopeSpec:
+    """Rotary positions: the first `dim` of each head turn, with inverse frequencies [dim / 2] in radians a token."""
+
+    dim: int
+    inverse_frequencies: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if self.dim % 2 or len(self.inverse_frequencies) * 2 != self.dim:
+            raise ValueError(f"{len(self.inverse_frequencies)} frequencies do not turn {self.dim} dimensions in pairs")
+
+
+def plain_rope(dim: int, theta: float) -> RopeSpec:
+    """Return θ^(−2i/dim) for each pair (Su et al. 2021, arXiv:2104.09864)."""
+    return RopeSpec(dim, tuple(theta ** (-i / dim) for i in range(0, dim, 2)))
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """Causal attention; `heads` share `kv_heads` keys. `rotary` turns queries and keys by the model's rope."""
+
     heads: int
     kv_heads: int
     head_dim: int
-    context_length: int
-    rope_theta: float
-    norm_eps: float
-    tied_head: bool
+    rotary: bool = True
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
             raise ValueError(f"{self.heads} query heads cannot share {self.kv_heads} key/value heads evenly")
-        if self.head_dim % 2:
-            raise ValueError(f"head_dim {self.head_dim} must be even for rotary positions")
+
+
+@dataclass(frozen=True)
+class MlpSpec:
+    """SwiGLU of width `hidden`. `gate_up` names the modules that hold gate and up, two or one for both."""
+
+    hidden: int
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    down: str = "down_proj"
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Widths and names of a whole model, and its layers.
+
+    `embedding`, `final_norm` and `head` are module names; without `final_norm` the head reads the residual stream as it
+    is. `logits_divisor` divides the logits, `embedding_multiplier` scales the looked-up rows.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    context_length: int
+    norm_eps: float
+    layers: tuple[LayerSpec, ...]
+    tied_head: bool
+    rope: RopeSpec | None = None
+    embedding: str = "model.embed_tokens"
+    final_norm: str | None = "model.norm"
+    head: str = "lm_head"
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_divisor: float = 1.0

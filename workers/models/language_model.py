@@ -1,4 +1,4 @@
-"""A Llama-family language model over packed sequences: the same forward trains and serves.
+"""A language model over packed sequences, built from a list of layer specs: the same forward trains and serves.
 
 Knows token ids, positions, slots and caches; nothing of files, tokenizers, adapters' origin or requests.
 
@@ -8,76 +8,89 @@ Legend: T rows, D width, V vocabulary.
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import embedding
+from torch import Tensor
 
-from workers.kernels.linear_cross_entropy import linear_cross_entropy
-from workers.kernels.lora_linear import frozen_linear
-from workers.kernels.packed_weight import can_pack, pack_weight
 from workers.kernels.rms_norm import rms_norm
-from workers.models.batch import PackedBatch
+from workers.models.batch import PackedBatch, part_of
 from workers.models.cache import SequenceCache
-from workers.models.config import ModelConfig
-from workers.models.layers.block import BatchContext, Block
-from workers.models.layers.linear import AdaptedLinear, make_route
+from workers.models.config import LayerSpec, ModelConfig
+from workers.models.layers.context import BatchContext, make_route
+from workers.models.layers.linear import AdaptedLinear
+from workers.models.layers.mixer import Mixer
+from workers.models.layers.registry import build_mixer
 from workers.models.layers.rope import rotation_of
+from workers.models.layers.vocabulary import Vocabulary
+from workers.models.weight import Weight, new_weight
 
 
-class LanguageModel(nn.Module):
-    """Embedding, blocks, final norm and a tied or untied head. Weights are uninitialised until they are loaded."""
+class Sublayer:
+    """A mixer behind its norm. `number` is its place among all sublayers, which a cache's states follow."""
+
+    __slots__ = ("mixer", "norm", "number")
+
+    def __init__(self, norm: Weight, mixer: Mixer, number: int) -> None:
+        self.norm, self.mixer, self.number = norm, mixer, number
+
+
+class LanguageModel:
+    """Embedding, layers, final norm and head. Weights are uninitialised until they are loaded.
+
+    `dense_slots` are the slots that have dense tensors of their own; who gives them some says so there.
+    """
 
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__()
         self.config = config
-        vocabulary = (config.vocab_size, config.hidden_size)
-        self.embedding_VD = nn.Parameter(torch.empty(vocabulary, device=device, dtype=dtype), requires_grad=False)
-        self.blocks = nn.ModuleList(Block(config, i, device, dtype) for i in range(config.layers))
-        self.norm_D = nn.Parameter(torch.empty(config.hidden_size, device=device, dtype=dtype), requires_grad=False)
-        self.head_VD = self.embedding_VD
-        if not config.tied_head:
-            self.head_VD = nn.Parameter(torch.empty(vocabulary, device=device, dtype=dtype), requires_grad=False)
-        self._packed_head: Tensor | None = None
+        self.device, self.dtype = device, dtype
+        self.vocabulary = Vocabulary(config, device, dtype)
+        self.layers: list[list[Sublayer]] = []
+        for layer in config.layers:
+            self.layers.append(self._build(layer, sum(map(len, self.layers))))
+        self.final_norm = None if config.final_norm is None else self._norm(config.final_norm)
+        self.dense_slots: set[int] = set()
 
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.embedding_VD.device
+    def _build(self, layer: LayerSpec, first: int) -> list[Sublayer]:
+        width = self.config.hidden_size
+        return [
+            Sublayer(self._norm(s.norm), build_mixer(s.mixer, width, s.prefix, self.device, self.dtype), first + i)
+            for i, s in enumerate(layer)
+        ]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The weights' and the residual stream's type."""
-        return self.embedding_VD.dtype
+    def _norm(self, name: str) -> Weight:
+        return new_weight(f"{name}.weight", (self.config.hidden_size,), self.device, self.dtype)
+
+    def sublayers(self) -> list[Sublayer]:
+        """Return the sublayers of all layers in order."""
+        return [sublayer for layer in self.layers for sublayer in layer]
 
     def linears(self) -> dict[str, AdaptedLinear]:
-        """Every module an adapter may target, by Hugging Face module name."""
-        return {m.name: m for block in self._blocks() for group in block.groups() for m in group.members}
+        """Every linear module an adapter may target, by Hugging Face module name."""
+        return {m.name: m for s in self.sublayers() for group in s.mixer.groups() for m in group.members}
 
-    def weights(self) -> dict[str, Tensor]:
-        """Every weight by Hugging Face tensor name, as views to copy into."""
-        views = {f"{name}.weight": module.weight for name, module in self.linears().items()}
-        for block in self._blocks():
-            prefix = f"model.layers.{block.index}"
-            views[f"{prefix}.input_layernorm.weight"] = block.input_norm_D
-            views[f"{prefix}.post_attention_layernorm.weight"] = block.mlp_norm_D
-        views |= {"model.embed_tokens.weight": self.embedding_VD, "model.norm.weight": self.norm_D}
-        if not self.config.tied_head:
-            views["lm_head.weight"] = self.head_VD
-        return views
+    def adaptable(self) -> dict[str, AdaptedLinear | Vocabulary]:
+        """Every module that can carry a low-rank term: the linear ones and the embedding."""
+        return {**self.linears(), self.vocabulary.name: self.vocabulary}
+
+    def weights(self) -> dict[str, Weight]:
+        """Every weight by Hugging Face tensor name."""
+        found = self.vocabulary.weights()
+        for sublayer in self.sublayers():
+            found.append(sublayer.norm)
+            found += [weight for group in sublayer.mixer.groups() for weight in group.weights()]
+            found += sublayer.mixer.weights()
+        if self.final_norm is not None:
+            found.append(self.final_norm)
+        return {weight.name: weight for weight in found}
 
     def freeze(self) -> None:
-        """Declare all weights final, so that packed copies can be made of them."""
-        self.requires_grad_(False)
-        for block in self._blocks():
-            for group in block.groups():
+        """Declare all base weights final, so that packed copies can be made of them."""
+        for sublayer in self.sublayers():
+            for group in sublayer.mixer.groups():
                 group.freeze()
-        if can_pack(self.head_VD):
-            self._packed_head = pack_weight(self.head_VD)
+        self.vocabulary.freeze()
 
     def new_cache(self, capacity: int) -> SequenceCache:
         """Return an empty cache for one sequence of up to `capacity` tokens."""
-        c = self.config
-        shape = (c.layers, capacity, 2 * c.kv_heads, c.head_dim)
-        return SequenceCache(torch.empty(shape, device=self.device, dtype=self.dtype))
+        return SequenceCache([s.mixer.new_state(capacity) for s in self.sublayers()], capacity)
 
     def hidden(self, batch: PackedBatch, caches: Sequence[SequenceCache] | None = None) -> Tensor:
         """Return the final normed hidden states [T, D].
@@ -85,33 +98,48 @@ class LanguageModel(nn.Module):
         With caches (one per sequence, holding the tokens before the batch's), the batch's tokens are appended to them.
         Raises ValueError when a cache is too small.
         """
-        lengths = batch.lengths
         if caches is not None:
-            _check_caches(caches, lengths)
-        context = BatchContext(
-            lengths,
-            rotation_of(batch.positions_T, self.config.head_dim, self.config.rope_theta, self.dtype),
-            make_route(batch.slots, lengths, self.device),
-            caches,
-        )
-        x_TD = embedding(batch.token_ids_T, self.embedding_VD)
-        for block in self._blocks():
-            x_TD = block(x_TD, context)
+            _check_caches(caches, batch.lengths)
+        dense = [slot if slot in self.dense_slots else -1 for slot in batch.slots]
+        if len(set(dense)) == 1:
+            return self._hidden(batch, dense[0], caches)
+        # A forward computes with the dense tensors of one slot; sequences with others go apart.
+        parts, rows = [], []
+        for slot in sorted(set(dense)):
+            sequences = [s for s, whose in enumerate(dense) if whose == slot]
+            part, rows_T = part_of(batch, sequences)
+            parts.append(self._hidden(part, slot, None if caches is None else [caches[s] for s in sequences]))
+            rows.append(rows_T)
+        return torch.cat(parts)[torch.cat(rows).argsort()]
+
+    def _hidden(self, batch: PackedBatch, slot: int, caches: Sequence[SequenceCache] | None) -> Tensor:
+        lengths, rope = batch.lengths, self.config.rope
+        rotation = None if rope is None else rotation_of(batch.positions_T, rope.inverse_frequencies, self.dtype)
+        context = BatchContext(lengths, rotation, make_route(batch.slots, lengths, self.device), slot)
+        x_TD = self.vocabulary.lookup(batch.token_ids_T, context)
+        for layer in self.layers:
+            x_TD = self._layer(layer, x_TD, context, caches)
         for cache, length in zip(caches or (), lengths, strict=caches is not None):
             cache.length += length
-        return rms_norm(x_TD, self.norm_D, self.config.norm_eps)
+        return x_TD if self.final_norm is None else rms_norm(x_TD, self.final_norm.of(slot), self.config.norm_eps)
 
-    def logits(self, hidden_TD: Tensor) -> Tensor:
-        """Return logits [T, V] in float32 (float64 for a float64 model)."""
-        logits_TV = frozen_linear(hidden_TD, self.head_VD, self._packed_head)
-        return logits_TV.to(torch.promote_types(self.dtype, torch.float32))
+    def _layer(
+        self, layer: list[Sublayer], x_TD: Tensor, context: BatchContext, caches: Sequence[SequenceCache] | None
+    ) -> Tensor:
+        eps, multiplier = self.config.norm_eps, self.config.residual_multiplier
+        for sublayer in layer:
+            states = None if caches is None else [cache.states[sublayer.number] for cache in caches]
+            added_TD = sublayer.mixer.forward(rms_norm(x_TD, sublayer.norm.of(context.slot), eps), context, states)
+            x_TD = x_TD + (added_TD if multiplier == 1 else added_TD * multiplier)
+        return x_TD
 
-    def nll(self, hidden_TD: Tensor, targets_T: Tensor) -> Tensor:
+    def logits(self, hidden_TD: Tensor, slots: Sequence[int] = ()) -> Tensor:
+        """Return logits [T, V] in float32 (float64 for a float64 model); `slots` are the rows' (none: the base)."""
+        return self.vocabulary.logits(hidden_TD, slots)
+
+    def nll(self, hidden_TD: Tensor, targets_T: Tensor, slot: int = -1) -> Tensor:
         """Return −log p(target) of each row [T] in float32, without holding all logits."""
-        return linear_cross_entropy(hidden_TD, self.head_VD, targets_T, self._packed_head)
-
-    def _blocks(self) -> list[Block]:
-        return list(self.blocks)  # type: ignore[arg-type]
+        return self.vocabulary.nll(hidden_TD, targets_T, slot)
 
 
 def _check_caches(caches: Sequence[SequenceCache], lengths: list[int]) -> None:

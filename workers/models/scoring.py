@@ -48,7 +48,7 @@ def _score(model: LanguageModel, window: list[Scored], slot: int) -> list[tuple[
     rows, targets, owners = target_rows(window)
     hidden_TD = model.hidden(pack([ids for ids, _ in window], [slot] * len(window), model.device))
     index = torch.tensor(rows, dtype=torch.long, device=model.device)
-    nll_T = model.nll(hidden_TD[index], torch.tensor(targets, dtype=torch.long, device=model.device))
+    nll_T = model.nll(hidden_TD[index], torch.tensor(targets, dtype=torch.long, device=model.device), slot)
     sums, counts = [0.0] * len(window), [0] * len(window)
     for owner, value in zip(owners, nll_T.tolist(), strict=True):
         sums[owner] += value

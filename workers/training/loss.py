@@ -24,4 +24,4 @@ def nll_sum(model: LanguageModel, windows: Sequence[Window], slot: int) -> Tenso
     rows, targets, _ = target_rows([(w.token_ids, w.loss_mask) for w in windows])
     hidden_TD = model.hidden(batch)
     rows_N = torch.tensor(rows, device=model.device)
-    return model.nll(hidden_TD[rows_N], torch.tensor(targets, device=model.device)).sum()
+    return model.nll(hidden_TD[rows_N], torch.tensor(targets, device=model.device), slot).sum()

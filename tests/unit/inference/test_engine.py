@@ -150,7 +150,7 @@ def test_an_end_token_ends_a_choice_and_releases_held_text(base: LoadedBase, har
     position = next(i for i, entry in enumerate(tokens) if i > 0 and entry.token_id != tokens[0].token_id)
     info = base.info.model_copy(update={"eos_token_ids": [tokens[position].token_id]})
     stop = tokens[position - 1].token + "never"
-    events = Harness(LoadedBase(base.model, info), {}).run(generate("r", PROMPT, stop=[stop]))["r"]
+    events = Harness(LoadedBase(base.model, info, {}), {}).run(generate("r", PROMPT, stop=[stop]))["r"]
     assert text_of(events) == "".join(entry.token for entry in tokens[:position])
     assert finishes(events) == {0: "stop"}
     assert events[-1] == DoneEvent(prompt_tokens=len(PROMPT), completion_tokens=position + 1)

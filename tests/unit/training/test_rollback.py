@@ -155,14 +155,15 @@ def test_a_non_finite_gradient_is_skipped_and_counted(how: Callable[[torch.Tenso
 def test_a_non_finite_loss_never_reaches_a_weight() -> None:
     """The base is poisoned for one step, as a broken kernel would."""
     run, model, bank = run_of(config_of(epochs=2), examples_of(6))
-    norm = model.norm_D.data.clone()
+    weight = model.weights()["model.norm.weight"].base
+    norm = weight.clone()
     metrics = []
     for event in run.slices():
         if isinstance(event, StepDone):
             metrics.append(event.metrics)
-            model.norm_D.data.copy_(norm)
+            weight.copy_(norm)
             if event.metrics.step == 1:
-                model.norm_D.data.fill_(math.nan)
+                weight.fill_(math.nan)
         assert all(p.isfinite().all() for p in bank.parameters(0).values())
     assert [m.skipped for m in metrics] == [False, True, False, False]
     assert metrics[1].loss is None

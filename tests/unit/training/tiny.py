@@ -5,9 +5,9 @@ import torch
 from app.contracts.base_models import ModuleShape
 from app.contracts.training import JobConfig
 from app.text.tokenize import TokenizedExample
+from tests.llama import llama_config
 from workers.lora.adapter import AdapterWeights, init_adapter
 from workers.lora.bank import AdapterBank
-from workers.models.config import ModelConfig
 from workers.models.language_model import LanguageModel
 from workers.training.trainer import TrainingRun
 
@@ -17,7 +17,7 @@ VOCAB = 40
 
 def model_of(dtype: torch.dtype = torch.float32) -> LanguageModel:
     """Return the same model every time."""
-    config = ModelConfig(
+    config = llama_config(
         vocab_size=VOCAB,
         hidden_size=16,
         intermediate_size=24,
@@ -34,9 +34,9 @@ def model_of(dtype: torch.dtype = torch.float32) -> LanguageModel:
     generator = torch.Generator().manual_seed(11)
     for name, weight in model.weights().items():
         if name.endswith("norm.weight"):
-            weight.fill_(1.0)
+            weight.base.fill_(1.0)
         else:
-            weight.copy_(torch.randn(weight.shape, generator=generator) * (0.5 if "embed" in name else 0.25))
+            weight.base.copy_(torch.randn(weight.shape, generator=generator) * (0.5 if "embed" in name else 0.25))
     model.freeze()
     return model
 

@@ -1,58 +1,65 @@
-"""Causal attention with grouped queries over packed sequences; a row never sees another sequence.
+"""Causal grouped-query attention as a layer. Knows its own tensors and the batch's context and states.
 
-Knows tensors, lengths and caches. Neighbouring sequences of equal length are computed together.
-
-Legend: T rows, S sequences of a run, L tokens of one sequence, H query heads, G key/value heads, E head width.
+Legend: T rows, D width, H query heads, G key/value heads, E head width, X = H + 2G.
 """
 
 from collections.abc import Sequence
-from itertools import groupby
+from typing import cast
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
-from workers.kernels.causal_attention import causal_attention, fused_attention
-from workers.models.cache import SequenceCache
-
-
-def packed_attention(q_THE: Tensor, k_TGE: Tensor, v_TGE: Tensor, lengths: Sequence[int]) -> Tensor:
-    """Attend within each sequence, from its first token. Returns [T, H, E]."""
-    runs = [(length, sum(1 for _ in same)) for length, same in groupby(lengths)]
-    sizes = [length * count for length, count in runs]
-    pieces = zip(runs, q_THE.split(sizes), k_TGE.split(sizes), v_TGE.split(sizes), strict=True)
-    outputs = [
-        causal_attention(
-            q.unflatten(0, (count, length)), k.unflatten(0, (count, length)), v.unflatten(0, (count, length))
-        ).flatten(0, 1)
-        for (length, count), q, k, v in pieces
-    ]
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+from workers.models.cache import LayerState
+from workers.models.config import AttentionSpec
+from workers.models.layers.context import BatchContext
+from workers.models.layers.linear import LinearGroup
+from workers.models.layers.packed_attention import KeyValueState, cached_attention, packed_attention
+from workers.models.layers.rope import rotate, rotate_
+from workers.models.weight import Weight
 
 
-def cached_attention(
-    q_THE: Tensor, kv_T2GE: Tensor, lengths: Sequence[int], caches: Sequence[SequenceCache], layer: int
-) -> Tensor:
-    """Append each sequence's keys and values to its cache, and attend to all of it. Returns [T, H, E]."""
-    outputs, start = [], 0
-    for length, cache in zip(lengths, caches, strict=True):
-        kv_M2GE = cache.kv_LC2GE[layer].narrow(0, 0, cache.length + length)
-        kv_M2GE.narrow(0, cache.length, length).copy_(kv_T2GE.narrow(0, start, length))
-        outputs.append(_attend_cache(q_THE.narrow(0, start, length), kv_M2GE, cache.length))
-        start += length
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+class Attention:
+    """q, k and v from one product; softmax attention over the past of the own sequence; output projection."""
 
+    def __init__(self, spec: AttentionSpec, width: int, prefix: str, device: torch.device, dtype: torch.dtype) -> None:
+        self.rotary = spec.rotary
+        self.heads, self.kv_heads, self.head_dim = spec.heads, spec.kv_heads, spec.head_dim
+        q_width, kv_width = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+        qkv = {f"{prefix}.q_proj": q_width, f"{prefix}.k_proj": kv_width, f"{prefix}.v_proj": kv_width}
+        self.qkv = LinearGroup(qkv, width, device, dtype)
+        self.output = LinearGroup({f"{prefix}.o_proj": width}, q_width, device, dtype)
 
-def _attend_cache(q_LHE: Tensor, kv_M2GE: Tensor, past: int) -> Tensor:
-    length, groups = q_LHE.shape[0], kv_M2GE.shape[1] // 2
-    if length == 1:
-        # The queries that share a key head become the rows of one small product; one token has no future to mask.
-        q_1GSE = q_LHE.view(1, groups, -1, q_LHE.shape[2])
-        k_1GME, v_1GME = kv_M2GE.transpose(0, 1).unsqueeze(0).split_with_sizes([groups, groups], dim=1)
-        return scaled_dot_product_attention(q_1GSE, k_1GME, v_1GME).flatten(1, 2)
-    mask_LM = None
-    if past:
-        ones = torch.ones(length, past + length, dtype=torch.bool, device=q_LHE.device)
-        mask_LM = ones.tril(diagonal=past)
-    k_1MGE, v_1MGE = kv_M2GE[None].split(groups, dim=2)
-    return fused_attention(q_LHE[None], k_1MGE, v_1MGE, mask_LM, causal=past == 0)[0]
+    def groups(self) -> list[LinearGroup]:
+        """Return q, k and v, and the output projection."""
+        return [self.qkv, self.output]
+
+    def weights(self) -> list[Weight]:
+        """Return nothing: all is linear."""
+        return []
+
+    def selective(self) -> list[Weight]:
+        """Return nothing."""
+        return []
+
+    def new_state(self, capacity: int) -> LayerState | None:
+        """Return room for `capacity` keys and values."""
+        shape = (capacity, 2 * self.kv_heads, self.head_dim)
+        return KeyValueState(self.qkv.weight_NK.new_empty(shape))
+
+    def forward(self, x_TD: Tensor, context: BatchContext, states: Sequence[LayerState | None] | None) -> Tensor:
+        """Return the attention's output [T, D]."""
+        heads, groups = self.heads, self.kv_heads
+        rotation = context.rotation if self.rotary else None
+        qkv_TXE = self.qkv.project(x_TD, context).view(-1, heads + 2 * groups, self.head_dim)
+        if states is None:
+            qk_TXE, v_TGE = qkv_TXE.split([heads + groups, groups], dim=1)
+            if rotation is not None:
+                qk_TXE = rotate(qk_TXE, rotation)
+            q_THE, k_TGE = qk_TXE.split([heads, groups], dim=1)
+            out_THE = packed_attention(q_THE, k_TGE, v_TGE, context.lengths)
+        else:
+            if rotation is not None:
+                rotate_(qkv_TXE.narrow(1, 0, heads + groups), rotation)
+            q_THE, kv_T2GE = qkv_TXE.split_with_sizes([heads, 2 * groups], dim=1)
+            out_THE = cached_attention(q_THE, kv_T2GE, context.lengths, cast("Sequence[KeyValueState]", states))
+        return self.output.project(out_THE.flatten(1), context)

@@ -1,18 +1,20 @@
 """Linear modules that share an input, fused into one weight, each with a seam for low-rank adapters.
 
-Knows slots as numbers and low-rank factors as tensors; who fills a slot and why is not known here.
+Knows slots as numbers and low-rank factors as tensors; who fills a slot and why is not known here. A slot may also put
+a tensor of its own in the place of a member's weight or bias.
 
 Legend: T rows, K inputs, N outputs of all members, R ranks of all low-rank terms of the batch side by side.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from workers.kernels.lora_linear import add_low_rank_row, frozen_linear, lora_linear
 from workers.kernels.packed_weight import can_pack, pack_weight
+from workers.models.layers.context import BatchContext
+from workers.models.weight import Weight
 
 KEPT_JOINS = 32
 """Sets of slots whose joined factors are kept; a mixed batch changes its set whenever a sequence comes or goes."""
@@ -24,23 +26,6 @@ class LowRank(NamedTuple):
     a_RK: Tensor
     b_NR: Tensor
     scale: float
-
-
-@dataclass(frozen=True)
-class Route:
-    """Which slots a batch uses, ascending, and each row's slot (None when one slot holds every row)."""
-
-    slots: tuple[int, ...]
-    slot_T: Tensor | None
-
-
-def make_route(slots: list[int], lengths: list[int], device: torch.device) -> Route:
-    """Return the route of sequences with these slots (-1: base only) and lengths."""
-    used = tuple(sorted({slot for slot in slots if slot >= 0}))
-    if not used or all(slot == used[0] for slot in slots):
-        return Route(used, None)
-    per_sequence = torch.tensor(slots, device=device)
-    return Route(used, per_sequence.repeat_interleave(torch.tensor(lengths, device=device)))
 
 
 class Factors(NamedTuple):
@@ -58,27 +43,17 @@ class Factors(NamedTuple):
 class AdaptedLinear:
     """A named module: some rows of a fused weight, and the low-rank terms attached to it by slot."""
 
-    def __init__(self, group: "LinearGroup", name: str, start: int, out_features: int) -> None:
+    def __init__(self, group: "LinearGroup", name: str, weight_NK: Tensor, bias_N: Tensor | None) -> None:
         self._group = group
         self.name = name
-        self.rows = slice(start, start + out_features)
-        self.out_features = out_features
-        self.in_features = group.weight_NK.shape[1]
+        self.out_features, self.in_features = weight_NK.shape
+        self.weight = Weight(f"{name}.weight", weight_NK)
+        self.bias = None if bias_N is None else Weight(f"{name}.bias", bias_N)
         self.delta: dict[int, LowRank] = {}
-
-    @property
-    def weight(self) -> Tensor:
-        """The module's own weight [out_features, in_features], a view."""
-        return self._group.weight_NK[self.rows]
 
     def attach(self, slot: int, term: LowRank) -> None:
         """Give `slot` a term on this module. Raises ValueError when the shapes do not fit."""
-        rank = term.a_RK.shape[0]
-        expected = (rank, self.in_features), (self.out_features, rank)
-        if (tuple(term.a_RK.shape), tuple(term.b_NR.shape)) != expected:
-            raise ValueError(
-                f"{self.name}: factors {tuple(term.a_RK.shape)}, {tuple(term.b_NR.shape)} are not {expected}"
-            )
+        check_term(self.name, term, self.out_features, self.in_features)
         self.delta[slot] = term
         self._group.forget()
 
@@ -88,24 +63,48 @@ class AdaptedLinear:
         self._group.forget()
 
 
-class LinearGroup(nn.Module):
-    """Modules with the same input as one matrix product; LoRA terms of all of them as two more."""
+def check_term(name: str, term: LowRank, out_features: int, in_features: int) -> None:
+    """Raise ValueError naming the module when a term's factors do not fit its shape."""
+    rank = term.a_RK.shape[0]
+    expected = (rank, in_features), (out_features, rank)
+    if (tuple(term.a_RK.shape), tuple(term.b_NR.shape)) != expected:
+        raise ValueError(f"{name}: factors {tuple(term.a_RK.shape)}, {tuple(term.b_NR.shape)} are not {expected}")
 
-    def __init__(self, members: dict[str, int], in_features: int, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__()
+
+class LinearGroup:
+    """Modules with the same input as one matrix product; LoRA terms of all of them as two more.
+
+    `members` are the modules' full names and output widths. With `bias` every member has one.
+    """
+
+    def __init__(
+        self,
+        members: dict[str, int],
+        in_features: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        *,
+        bias: bool = False,
+    ) -> None:
         total = sum(members.values())
-        self.weight_NK = nn.Parameter(torch.empty(total, in_features, device=device, dtype=dtype), requires_grad=False)
+        self.weight_NK = torch.empty(total, in_features, device=device, dtype=dtype)
+        self.bias_N = torch.empty(total, device=device, dtype=dtype) if bias else None
         self.members: list[AdaptedLinear] = []
         start = 0
         for name, out_features in members.items():
-            self.members.append(AdaptedLinear(self, name, start, out_features))
+            rows = slice(start, start + out_features)
+            own_bias_N = None if self.bias_N is None else self.bias_N[rows]
+            self.members.append(AdaptedLinear(self, name, self.weight_NK[rows], own_bias_N))
             start += out_features
         self._packed: Tensor | None = None
         self._served: dict[tuple[int, ...], Factors | None] = {}
 
+    def weights(self) -> list[Weight]:
+        """Return the members' weights and biases."""
+        return [w for m in self.members for w in (m.weight, m.bias) if w is not None]
+
     def freeze(self) -> None:
         """Declare the weight final: make the packed copy that small batches are fast with."""
-        self.weight_NK.requires_grad_(False)
         if can_pack(self.weight_NK):
             self._packed = pack_weight(self.weight_NK)
 
@@ -113,20 +112,31 @@ class LinearGroup(nn.Module):
         """Drop joined factors; the attached terms have changed."""
         self._served.clear()
 
-    def project(self, x_TK: Tensor, route: Route) -> Tensor:
-        """Return the members' outputs side by side [T, N].
-
-        A plain method: a decoded token asks a hundred groups, and a module's call costs each of them a microsecond.
-        """
+    def project(self, x_TK: Tensor, context: BatchContext) -> Tensor:
+        """Return the members' outputs side by side [T, N]."""
+        weight_NK, packed, bias_N = self.weight_NK, self._packed, self.bias_N
+        if context.slot >= 0:
+            weight_NK, packed, bias_N = self._of(context.slot)
+        route = context.route
         factors = self._factors(route.slots) if route.slots else None
         if factors is None:
-            return frozen_linear(x_TK, self.weight_NK, self._packed)
-        if factors.wide and x_TK.shape[0] == 1 and not torch.is_grad_enabled():
-            return add_low_rank_row(frozen_linear(x_TK, self.weight_NK, self._packed), x_TK, *factors.wide)
-        foreign_TR = None if route.slot_T is None else route.slot_T[:, None] != factors.slot_R[None, :]
-        return lora_linear(
-            x_TK, self.weight_NK, self._packed, a_RK=factors.a_RK, b_NR=factors.b_NR, foreign_TR=foreign_TR
-        )
+            y_TN = frozen_linear(x_TK, weight_NK, packed)
+        elif factors.wide and x_TK.shape[0] == 1 and not torch.is_grad_enabled():
+            y_TN = add_low_rank_row(frozen_linear(x_TK, weight_NK, packed), x_TK, *factors.wide)
+        else:
+            foreign_TR = None if route.slot_T is None else route.slot_T[:, None] != factors.slot_R[None, :]
+            y_TN = lora_linear(x_TK, weight_NK, packed, a_RK=factors.a_RK, b_NR=factors.b_NR, foreign_TR=foreign_TR)
+        return y_TN if bias_N is None else y_TN + bias_N
+
+    def _of(self, slot: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Return weight, packed copy and bias as `slot` computes with them."""
+        weight_NK, packed, bias_N = self.weight_NK, self._packed, self.bias_N
+        if any(m.weight.changed_by(slot) for m in self.members):
+            weight_NK, packed = torch.cat([m.weight.of(slot) for m in self.members]), None
+        biases = [m.bias for m in self.members if m.bias is not None]
+        if any(bias.changed_by(slot) for bias in biases):
+            bias_N = torch.cat([bias.of(slot) for bias in biases])
+        return weight_NK, packed, bias_N
 
     def _factors(self, slots: tuple[int, ...]) -> Factors | None:
         if slots in self._served:

@@ -3,6 +3,7 @@
 Knows tensors only. Legend: T rows, H heads, E head width.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,11 +17,11 @@ class Rotation(NamedTuple):
     sin_T1E: Tensor
 
 
-def rotation_of(positions_T: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> Rotation:
+def rotation_of(positions_T: Tensor, inverse_frequencies: Sequence[float], dtype: torch.dtype) -> Rotation:
     """Return the rotation of each position; angles are computed in at least float32."""
     wide = torch.promote_types(dtype, torch.float32)
-    exponents = torch.arange(0, head_dim, 2, device=positions_T.device, dtype=wide) / head_dim
-    angles_TE = positions_T.to(wide)[:, None] * (theta**-exponents)[None, :]
+    frequencies = torch.tensor(inverse_frequencies, dtype=wide, device=positions_T.device)
+    angles_TE = positions_T.to(wide)[:, None] * frequencies[None, :]
     cos, sin = angles_TE.cos(), angles_TE.sin()
     return Rotation(torch.cat([cos, cos], -1)[:, None].to(dtype), torch.cat([-sin, sin], -1)[:, None].to(dtype))
 

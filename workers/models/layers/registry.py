@@ -1,0 +1,21 @@
+"""Builds a layer from its spec: the one list of the kinds of layers there are."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from workers.models.config import AttentionSpec, MixerSpec, MlpSpec
+from workers.models.layers.attention import Attention
+from workers.models.layers.mixer import Mixer
+from workers.models.layers.mlp import Mlp
+
+_LAYERS: dict[type, Callable[[Any, int, str, torch.device, torch.dtype], Mixer]] = {
+    AttentionSpec: Attention,
+    MlpSpec: Mlp,
+}
+
+
+def build_mixer(spec: MixerSpec, width: int, prefix: str, device: torch.device, dtype: torch.dtype) -> Mixer:
+    """Return the layer of `spec` for a residual stream of `width`; its modules' names start with `prefix`."""
+    return _LAYERS[type(spec)](spec, width, prefix, device, dtype)
