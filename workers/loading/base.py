@@ -86,6 +86,8 @@ def _describe(model: LanguageModel, checkpoint: Checkpoint, model_id: str, quant
         quantization=quantization,
         modules=modules,
         embedding=model.vocabulary.name,
+        tied_head=model.config.head if model.config.tied_head else "",
+        weights={name: list(weight.shape) for name, weight in weights.items()},
         tensors={name: list(weight.shape) for name, weight in weights.items() if weight.dense_target},
         selective=[w.name for s in model.sublayers() for w in s.mixer.selective()],
         default_targets=sorted({name.rpartition(".")[2] for name in modules}),
