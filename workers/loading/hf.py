@@ -12,6 +12,7 @@ from torch import Tensor
 from workers.loading.architectures import ARCHITECTURES
 from workers.loading.architectures.base import Architecture, Json, LoadingError
 from workers.loading.checkpoint import Checkpoint
+from workers.loading.tokenizer_files import find_tokenizer
 from workers.models.config import ModelConfig
 
 
@@ -83,10 +84,9 @@ def read_hf(directory: Path) -> Checkpoint:
     shape = architecture.read_config(config)
     generation = _json(directory / "generation_config.json", required=False)
     tokenizer_config = _json(directory / "tokenizer_config.json", required=False)
-    path = directory / "tokenizer.json"
-    if not path.exists():
-        raise LoadingError(f"{path} is missing")
-    text = path.read_text("utf-8")
+    text = find_tokenizer(directory, tokenizer_config)
+    if text is None:
+        raise LoadingError(f"{directory} holds neither tokenizer.json nor vocab.json and merges.txt")
     tokenizer = Tokenizer.from_str(text)
     bos = _token_ids(config.get("bos_token_id"), tokenizer_config.get("bos_token"), tokenizer)
     eos = generation.get("eos_token_id", config.get("eos_token_id"))
