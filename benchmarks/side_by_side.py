@@ -45,8 +45,13 @@ def _run(script: str, arguments: list[str], threads: int, *, tuned: bool) -> Sam
     return Sample(json.loads(output.splitlines()[-1])["rate"], usage.ru_maxrss / 1024)
 
 
-def compare(script: str, cases: dict[str, dict[str, list[str]]], *, repetitions: int, threads: int) -> None:
-    """Run each case's sides `peer` and `graft` alternately; print a line a side and the ratios of medians."""
+def compare(
+    script: str, cases: dict[str, dict[str, list[str]]], *, repetitions: int, threads: int, tuned: bool = True
+) -> None:
+    """Run each case's sides `peer` and `graft` alternately; print a line a side and the ratios of medians.
+
+    Without `tuned` the peer runs only as it comes.
+    """
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "peft"))
     print(f"{packages}; Python {platform.python_version()}; {threads} threads; load {os.getloadavg()[0]:.1f}")
     for case, sides in cases.items():
@@ -55,6 +60,8 @@ def compare(script: str, cases: dict[str, dict[str, list[str]]], *, repetitions:
             "peer, same allocator": (sides["peer"], True),
             "graft": (sides["graft"], True),
         }
+        if not tuned:
+            del runs["peer, same allocator"]
         samples: dict[str, list[Sample]] = {side: [] for side in runs}
         for _ in range(repetitions):
             for side, (arguments, tuned) in runs.items():
@@ -64,5 +71,5 @@ def compare(script: str, cases: dict[str, dict[str, list[str]]], *, repetitions:
             spread = ", ".join(f"{s.rate:.0f}" for s in measured)
             peak = max(s.peak_mb for s in measured)
             print(f"{case}: {side}: {medians[side]:.1f} tok/s (runs {spread}), peak {peak:.0f} MB", flush=True)
-        for side in ("peer", "peer, same allocator"):
+        for side in medians.keys() - {"graft"}:
             print(f"{case}: ratio to {side} {medians['graft'] / medians[side]:.2f}", flush=True)

