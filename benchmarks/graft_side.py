@@ -15,7 +15,7 @@ from workers.training.trainer import TrainingRun
 def lora_steps(
     model: LanguageModel, modules: Mapping[str, ModuleShape], rows: list[list[int]], targets: list[str], count: int
 ) -> Iterator[StepDone]:
-    """Yield `count` optimizer steps, each over `rows` (of equal length), with a loss on every position but the first."""
+    """Yield `count` optimizer steps, each over `rows` of equal length, with a loss on all positions but the first."""
     length = len(rows[0])
     training = TrainingConfig(
         epochs=1, batch_size=len(rows), learning_rate=1e-4, seq_len=length, max_grad_norm=1.0, weight_decay=0.01,
