@@ -7,7 +7,7 @@ from app.contracts.adapter_format import peft_config
 from app.contracts.training import TrainingResult
 from app.db import queue
 from app.db.session import Database
-from tests.tiny_base import BASE, tiny_base
+from tests.tiny_base import tiny_base
 
 RESULT = TrainingResult(
     losses=[2.5, 1.5, 1.0],
@@ -34,7 +34,7 @@ def adapter_files(rank: int, alpha: float, targets: list[str]) -> tuple[bytes, d
         tensors[f"base_model.model.{name}.lora_A.weight"] = np.ones((rank, shape.in_features), np.float32)
         tensors[f"base_model.model.{name}.lora_B.weight"] = np.zeros((shape.out_features, rank), np.float32)
     config = peft_config(
-        base_model=BASE,
+        tiny_base(),
         rank=rank,
         alpha=alpha,
         targets=targets,

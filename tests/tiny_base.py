@@ -31,6 +31,7 @@ def tiny_base(model_id: str = BASE) -> BaseModelInfo:
         id=model_id,
         architecture="llama",
         parameters=12_345,
+        bytes=49_380,
         context_length=CONTEXT,
         vocab_size=tokenizer.get_vocab_size(),
         dtype="float32",

@@ -17,7 +17,7 @@ from app.db.repositories import adapters, base_models
 from app.db.repositories.adapters import AdapterConflictError
 from app.db.tables import AdapterVersion
 from app.services.model_names import hosted_base
-from app.services.safetensors_file import check_safetensors
+from app.services.safetensors_file import check_safetensors, refuse_weights, transposes
 
 MAX_CONFIG_BYTES = 256 * 1024
 
@@ -55,10 +55,13 @@ def check_adapter(session: Session, *, name: str, base_model: str, config: bytes
     parsed = _parse_config(config)
     shapes = check_safetensors(weights)
     try:
-        plan_adapter(parsed, shapes, info.modules)
+        plan = plan_adapter(parsed, shapes, info)
     except AdapterFormatError as error:
         param = "weights" if error.tensor in shapes else "config"
         raise InvalidRequestError(f"{param}: {error.message}", code="invalid_adapter", param=param) from error
+    for twin, other in plan.twins.items():
+        if not transposes(weights, twin, other):
+            raise refuse_weights(f"tensor {twin!r} is not the transpose of {other!r}, with which it is tied")
     return CheckedAdapter(name, base_model, parsed, weights)
 
 

@@ -5,7 +5,6 @@ The `safetensors` library checks the offsets; size caps, allowed dtypes and fini
 """
 
 import json
-import math
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -66,10 +65,24 @@ def read_header(file: BinaryIO) -> dict[str, object]:
     return header
 
 
-def count_scalars(header: dict[str, object]) -> int:
-    """Return how many numbers the tensors of a stored, checked file hold."""
-    shapes = [entry["shape"] for entry in header.values() if isinstance(entry, dict) and "shape" in entry]
-    return sum(math.prod(shape) for shape in shapes)
+def tensor_shapes(header: dict[str, object]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the tensors of a stored, checked file."""
+    entries = {name: entry for name, entry in header.items() if name != "__metadata__" and isinstance(entry, dict)}
+    return {name: tuple(entry["shape"]) for name, entry in entries.items()}
+
+
+def transposes(path: Path, name: str, other: str) -> bool:
+    """Say whether two matrices of a checked file are each other's transpose, bit for bit."""
+    with path.open("rb") as file:
+        header: dict[str, Any] = read_header(file)
+        data_start = file.tell()
+
+    def view(name: str) -> np.ndarray[Any, np.dtype[Any]]:
+        entry = header[name]
+        dtype, start = _EXPONENTS[entry["dtype"]][0], data_start + entry["data_offsets"][0]
+        return np.memmap(path, dtype=dtype, mode="r", offset=start, shape=tuple(entry["shape"]))
+
+    return header[name]["dtype"] == header[other]["dtype"] and np.array_equal(view(name), view(other).T)
 
 
 def _refuse_non_finite(file: BinaryIO, name: str, entry: dict[str, Any], data_start: int) -> None:

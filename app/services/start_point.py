@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
+from app.contracts.adapter_format import module_targets, read_graft, trainable_scalars
 from app.contracts.base_models import BaseModelInfo
 from app.core.errors import ConflictError, InvalidRequestError
 from app.db.repositories import adapters, base_models
 from app.db.tables import AdapterVersion
 from app.services.model_names import ADAPTER_NAME, ResolvedModel, resolve_model
-from app.services.safetensors_file import count_scalars
+from app.services.safetensors_file import tensor_shapes
 from app.services.stored_weights import stored_header
 from app.services.trained_part import MAX_RANK, ParentShape
 
@@ -68,7 +69,8 @@ def _from_version(session: Session, source: ResolvedModel, adapter_name: str) ->
     if source.adapter is None or source.version is None:
         return StartPoint(source.info, adapter_name)
     same = source.adapter.id if source.adapter.name == adapter_name else None
-    return StartPoint(source.info, adapter_name, same, source.version, _shape(session, source.name, source.version))
+    shape = _shape(session, source.name, source.version, source.info)
+    return StartPoint(source.info, adapter_name, same, source.version, shape)
 
 
 def _generated_name(suffix: str | None) -> str:
@@ -78,11 +80,14 @@ def _generated_name(suffix: str | None) -> str:
     return name
 
 
-def _shape(session: Session, name: str, version: AdapterVersion) -> ParentShape:
-    """Read rank and alpha from the PEFT configuration, targets and size from the weights' own header."""
-    header = stored_header(session, version)
-    modules = [tensor.split(".lora_A")[0] for tensor in header if ".lora_A" in tensor]
+def _shape(session: Session, name: str, version: AdapterVersion, info: BaseModelInfo) -> ParentShape:
+    """Read mode, rank and alpha from the configuration, targets and size from the weights' own header."""
+    shapes = tensor_shapes(stored_header(session, version))
+    graft = read_graft(version.config)
+    mode = graft.mode if graft else "lora"
     rank, alpha = version.config.get("r"), version.config.get("lora_alpha")
+    if mode != "lora":
+        rank, alpha = 1, 1.0
     if not isinstance(rank, int) or not 1 <= rank <= MAX_RANK or not isinstance(alpha, int | float):
         raise InvalidRequestError(
             f"model: {name} has LoRA rank {rank!r}; training continues up to rank {MAX_RANK}",
@@ -93,6 +98,7 @@ def _shape(session: Session, name: str, version: AdapterVersion) -> ParentShape:
         name=name,
         rank=rank,
         alpha=float(alpha),
-        targets=list(dict.fromkeys(module.rpartition(".")[2] for module in modules)),
-        parameters=count_scalars(header),
+        targets=graft.targets if graft else module_targets(shapes, info),
+        parameters=trainable_scalars(shapes, info),
+        mode=mode,
     )

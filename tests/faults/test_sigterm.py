@@ -37,7 +37,7 @@ def sha256_of_a_quiet_run(source: str, info: BaseModelInfo) -> str:
         torch.set_num_threads(threads)
     assert isinstance(last, Finished)
     assert last.adapter is not None
-    return hashlib.sha256(to_peft(last.adapter, "tiny")[1]).hexdigest()
+    return hashlib.sha256(to_peft(last.adapter, info)[1]).hexdigest()
 
 
 def test_sigterm_finishes_streams_and_gives_the_job_back_uncharged(deployment: Deployment, tiny_model: object) -> None:

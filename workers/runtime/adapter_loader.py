@@ -7,7 +7,7 @@ from sqlalchemy.orm import Session
 
 from app.contracts.adapter_format import AdapterFormatError
 from app.contracts.adapters import AdapterRef
-from app.contracts.base_models import ModuleShape
+from app.contracts.base_models import BaseModelInfo
 from app.db.blobs import BlobCorruptError, BlobNotFoundError, read_blob
 from app.db.session import Database
 from workers.inference.adapter_cache import AdapterUnavailableError
@@ -21,23 +21,23 @@ def read_adapter(
     tenant_id: str,
     weights_id: str,
     config: Mapping[str, object],
-    modules: Mapping[str, ModuleShape],
+    info: BaseModelInfo,
 ) -> AdapterWeights:
     """Return the weights. Raises BlobNotFoundError, BlobCorruptError or AdapterFormatError."""
-    return from_peft(config, read_blob(session, tenant_id, weights_id), modules)
+    return from_peft(config, read_blob(session, tenant_id, weights_id), info)
 
 
 class AdapterLoader:
     """Loads pinned versions into serving slots of a bank."""
 
-    def __init__(self, database: Database, bank: AdapterBank, modules: Mapping[str, ModuleShape]) -> None:
-        self._database, self._bank, self._modules = database, bank, modules
+    def __init__(self, database: Database, bank: AdapterBank, info: BaseModelInfo) -> None:
+        self._database, self._bank, self._info = database, bank, info
 
     def load(self, ref: AdapterRef, slot: int) -> None:
         """Write a version's weights into a slot. Raises AdapterUnavailableError; the slot is then unchanged."""
         try:
             with self._database.read() as session:
-                weights = read_adapter(session, ref.tenant_id, ref.weights_id, ref.config, self._modules)
+                weights = read_adapter(session, ref.tenant_id, ref.weights_id, ref.config, self._info)
             self._bank.load(slot, weights)
         except BlobNotFoundError as error:
             raise AdapterUnavailableError(

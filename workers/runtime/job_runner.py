@@ -114,7 +114,7 @@ def _start_weights(room: JobRoom, job: ClaimedJob) -> AdapterWeights:
         parent = adapters.get_version_by_id(session, tenant_id, job.parent_version_id)
         if parent is None:
             raise TrainingError("parent_missing", f"version {job.parent_version_id} to continue from does not exist")
-        return read_adapter(session, tenant_id, parent.weights_id, parent.config, room.info.modules)
+        return read_adapter(session, tenant_id, parent.weights_id, parent.config, room.info)
 
 
 def _train(room: JobRoom, job: ClaimedJob, watch: LeaseWatch, run: TrainingRun, recorder: Recorder) -> Pauses[bool]:
@@ -139,7 +139,7 @@ def _train(room: JobRoom, job: ClaimedJob, watch: LeaseWatch, run: TrainingRun, 
         if isinstance(event, StepDone) and event.metrics.step % room.snapshot_every_steps == 0:
             save_snapshot(room.database, job.lease, run, room.faults)
         elif isinstance(event, EpochDone):
-            save_checkpoint(room.database, job.lease, room.info.id, event)
+            save_checkpoint(room.database, job.lease, room.info, event)
             room.faults.hit("checkpoint.after")
         elif isinstance(event, SetBack):
             recorder.warn(
@@ -148,7 +148,7 @@ def _train(room: JobRoom, job: ClaimedJob, watch: LeaseWatch, run: TrainingRun, 
             )
         elif isinstance(event, Finished):
             recorder.flush()
-            yield from publish(room.database, job, room.info.id, event, room.faults, patience=FINISH_PATIENCE)
+            yield from publish(room.database, job, room.info, event, room.faults, patience=FINISH_PATIENCE)
             return True
         yield 0.0
     return False

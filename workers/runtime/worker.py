@@ -48,7 +48,7 @@ def run_worker(
     _register(database, base, worker_id, device, stopping)
     bank = AdapterBank(base.model)
     serving, training_slot = range(settings.adapter_slots), settings.adapter_slots
-    adapters = AdapterCache(serving, AdapterLoader(database, bank, base.info.modules).load)
+    adapters = AdapterCache(serving, AdapterLoader(database, bank, base.info).load)
     engine = Engine(base.model, base.info, adapters, max_sequences=settings.max_batch_sequences)
     heartbeat = Heartbeat(
         heartbeat_database,

@@ -13,13 +13,14 @@ from app.api.schemas.adapters import (
     AdapterObject,
     AdapterUpload,
     RollbackBody,
+    VersionDetails,
     VersionObject,
 )
 from app.api.schemas.common import Deleted, Page, page
 from app.services import adapters
 from app.services.adapter_upload import MAX_CONFIG_BYTES, check_adapter, on_disk, store_adapter
 from app.services.downloads import download_version
-from app.services.stored_weights import footprint
+from app.services.stored_weights import footprint, footprint_of
 
 router = APIRouter(prefix="/v1/adapters", tags=["adapters"])
 
@@ -77,11 +78,12 @@ def list_versions(
 @router.get("/{name}/versions/{version}")
 def retrieve_version(
     name: ResourceId, version: VersionNumber, database: DatabaseDep, tenant_id: TenantDep
-) -> VersionObject:
-    """Return one version."""
+) -> VersionDetails:
+    """Return one version, and what it adds to its base."""
     with database.read() as session:
         held = adapters.get_version(session, tenant_id, name, version)
-        return VersionObject.of(adapters.get_adapter(session, tenant_id, name), held)
+        adapter = adapters.get_adapter(session, tenant_id, name)
+        return VersionDetails.with_footprint(adapter, held, footprint_of(session, adapter, held))
 
 
 @router.get("/{name}/versions/{version}/download")

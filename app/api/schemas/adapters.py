@@ -71,6 +71,17 @@ class VersionObject(BaseModel):
         )
 
 
+class VersionDetails(VersionObject):
+    """A version by itself: also what it adds to the base, in parameters and bytes."""
+
+    footprint: Footprint | None
+
+    @classmethod
+    def with_footprint(cls, adapter: Adapter, version: AdapterVersion, footprint: Footprint | None) -> "VersionDetails":
+        """Return the wire form of a row and its footprint."""
+        return cls(**VersionObject.of(adapter, version).model_dump(), footprint=footprint)
+
+
 class AdapterObject(BaseModel):
     """A named adapter and the version it serves."""
 

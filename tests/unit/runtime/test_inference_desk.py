@@ -31,7 +31,7 @@ def bus(valkey_url: str) -> Iterator[redis.Redis]:
 @pytest.fixture
 def engine(room: Room) -> Engine:
     """An engine that loads adapters from the test's database."""
-    loader = AdapterLoader(room.database, room.room.bank, room.room.info.modules)
+    loader = AdapterLoader(room.database, room.room.bank, room.room.info)
     return Engine(room.room.model, room.room.info, AdapterCache(range(2), loader.load), max_sequences=4)
 
 

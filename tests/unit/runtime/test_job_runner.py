@@ -81,7 +81,7 @@ def test_continuing_starts_from_the_parents_weights(room: Room) -> None:
     assert (second.version, second.parent_version, second.job_id) == (2, 1, job_id)
     with room.database.read() as session:
         adapters = [
-            from_peft(version.config, read_blob(session, room.tenant, version.weights_id), room.room.info.modules)
+            from_peft(version.config, read_blob(session, room.tenant, version.weights_id), room.room.info)
             for version in (first, second)
         ]
     for name, (a_RK, b_NR) in adapters[0].tensors.items():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 from app.core.errors import InvalidRequestError
-from app.services.safetensors_file import MAX_HEADER_BYTES, check_safetensors, count_scalars, read_header
+from app.services.safetensors_file import MAX_HEADER_BYTES, check_safetensors, read_header, tensor_shapes, transposes
 
 GOOD = save({"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(4, np.float16)})
 
@@ -30,7 +30,14 @@ def test_a_good_file_gives_its_shapes(tmp_path: Path) -> None:
     path = file_of(tmp_path, GOOD)
     assert check_safetensors(path) == {"a": (2, 3), "b": (4,)}
     with path.open("rb") as file:
-        assert count_scalars(read_header(file)) == 10
+        assert tensor_shapes(read_header(file)) == {"a": (2, 3), "b": (4,)}
+
+
+def test_a_transpose_is_told_from_what_only_looks_like_one(tmp_path: Path) -> None:
+    square = np.arange(9, dtype=np.float32).reshape(3, 3)
+    tensors = {"a": square, "same": square.T, "other": square + 1, "half": square.T.astype(np.float16)}
+    path = file_of(tmp_path, save({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}))
+    assert [transposes(path, name, "a") for name in ("same", "other", "half")] == [True, False, False]
 
 
 @pytest.mark.parametrize("bits", [0x7F80, 0xFF80, 0x7FC0])
