@@ -2,10 +2,11 @@
 
 import hashlib
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
-from sqlalchemy import delete, exists, insert, or_, select
+from sqlalchemy import delete, exists, insert, or_, select, update
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from app.core.ids import new_id
@@ -39,6 +40,44 @@ def write_blob(session: Session, tenant_id: str, source: bytes | BinaryIO) -> Bl
     for position, data in enumerate(_chunks(stream)):
         session.execute(insert(BlobChunk), {"blob_id": blob_id, "position": position, "data": data})
     return session.get_one(Blob, blob_id)
+
+
+def stage_blob(session: Session, tenant_id: str, name: str) -> str:
+    """Begin a blob whose content comes in pieces, in place of one begun under this name; return its id.
+
+    Until `seal_blob` nothing finds it: it stands under its name where other blobs have a hash.
+    """
+    drop_staged_blob(session, tenant_id, name)
+    blob_id = new_id("blob")
+    session.execute(insert(Blob).values(id=blob_id, tenant_id=tenant_id, sha256=_staged(name), bytes=0))
+    return blob_id
+
+
+def extend_blob(session: Session, blob_id: str, position: int, chunks: Sequence[bytes]) -> None:
+    """Add chunks of 1 MiB (the last may be shorter) to a staged blob. Chunks that are there already stay."""
+    for number, data in enumerate(chunks, start=position):
+        row = {"blob_id": blob_id, "position": number, "data": data}
+        session.execute(dialects.insert(session, BlobChunk).values(row).on_conflict_do_nothing())
+
+
+def seal_blob(session: Session, tenant_id: str, blob_id: str, *, sha256: str, size: int) -> Blob:
+    """Make a staged blob one like any other; content that the tenant already stored is reused instead."""
+    mine = (Blob.id == blob_id, Blob.tenant_id == tenant_id)
+    while True:
+        try:
+            with session.begin_nested():
+                session.execute(update(Blob).where(*mine).values(sha256=sha256, bytes=size))
+            return session.get_one(Blob, blob_id, populate_existing=True)
+        except IntegrityError:
+            existing = _find_and_hold(session, tenant_id, sha256)
+        if existing is not None:
+            session.execute(delete(Blob).where(*mine))
+            return existing
+
+
+def drop_staged_blob(session: Session, tenant_id: str, name: str) -> None:
+    """Delete what was staged under this name and never sealed, if anything was."""
+    session.execute(delete(Blob).where(Blob.tenant_id == tenant_id, Blob.sha256 == _staged(name)))
 
 
 def read_blob(session: Session, tenant_id: str, blob_id: str) -> bytes:
@@ -83,6 +122,10 @@ _REFERENCES = [
     for key in table.foreign_keys
     if key.target_fullname == "blobs.id" and table.name != BlobChunk.__tablename__
 ]
+
+
+def _staged(name: str) -> str:
+    return f"staged:{name}"
 
 
 def _measure(stream: BinaryIO) -> tuple[str, int]:

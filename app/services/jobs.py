@@ -14,7 +14,7 @@ from app.bus.wakeups import wake_workers
 from app.contracts.training import TERMINAL_STATUSES, JobConfig, JobKind
 from app.core.errors import ConflictError, InvalidRequestError, QuotaError, not_found
 from app.db.blobs import write_blob
-from app.db.queue import drop_snapshots
+from app.db.queue import drop_leftovers
 from app.db.repositories import adapters, idempotency, jobs
 from app.db.repositories.idempotency import IdempotencyConflictError
 from app.db.tables import AdapterVersion, Job, JobCheckpoint, JobEvent
@@ -158,7 +158,7 @@ def cancel_job(session: Session, tenant_id: str, job_id: str) -> Job:
         raise InvalidRequestError(f"Job {job_id} has {before.status} and cannot be cancelled", code="job_ended")
     job = jobs.request_cancel(session, tenant_id, job_id) or before
     if job.status == "cancelled":
-        drop_snapshots(session, tenant_id, job_id)
+        drop_leftovers(session, tenant_id, job_id)
     return job
 
 

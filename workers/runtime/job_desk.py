@@ -8,9 +8,10 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from app.bus.wakeups import notify_job
 from app.db import queue
-from app.db.queue import ClaimedJob
+from app.db.queue import ClaimedJob, ClaimedMerge
 from workers.runtime.heartbeat import Heartbeat
 from workers.runtime.job_runner import JobRoom, run_job
+from workers.runtime.merge_runner import run_merge
 from workers.runtime.retry import Pauses
 
 log = structlog.get_logger()
@@ -33,7 +34,7 @@ class JobDesk:
         self._room, self._heartbeat, self._bus = room, heartbeat, bus
         self._worker_id, self._lease_seconds, self._max_attempts = worker_id, lease_seconds, max_attempts
         self._poll_seconds = poll_seconds
-        self._job: ClaimedJob | None = None
+        self._job: ClaimedJob | ClaimedMerge | None = None
         self._slices: Pauses[bool] | None = None
         self._resume_at = 0.0
         self._look_again_at = 0.0
@@ -69,7 +70,11 @@ class JobDesk:
         log.info("job claimed", job=job.lease.job_id, tenant=job.lease.tenant_id, attempt=job.attempts)
         self._room.faults.hit("claim.after")
         self._job, self._resume_at, self._look_again_at = job, 0.0, 0.0
-        self._slices = run_job(self._room, job, self._heartbeat.watch(job.lease))
+        watch = self._heartbeat.watch(job.lease)
+        if isinstance(job, ClaimedMerge):
+            self._slices = run_merge(self._room, job, watch)
+        else:
+            self._slices = run_job(self._room, job, watch)
 
     def step(self) -> None:
         """Run one slice of the job."""

@@ -8,15 +8,14 @@ import threading
 from collections.abc import Generator
 from dataclasses import dataclass
 
-import structlog
-
 from app.contracts.base_models import BaseModelInfo
 from app.db import queue
 from app.db.blobs import read_blob
-from app.db.queue import ClaimedJob, PublishError, StaleLeaseError
+from app.db.queue import ClaimedJob, StaleLeaseError
 from app.db.repositories import adapters
 from app.db.session import Database
 from app.text.tokenize import TokenizedExample
+from workers.loading.base import LoadedBase
 from workers.lora.adapter import AdapterWeights, init_adapter
 from workers.lora.bank import AdapterBank
 from workers.models.language_model import LanguageModel
@@ -24,17 +23,16 @@ from workers.runtime.adapter_loader import read_adapter
 from workers.runtime.fault_points import FaultPoints
 from workers.runtime.heartbeat import LeaseWatch
 from workers.runtime.job_data import tokenized
-from workers.runtime.job_errors import job_error
 from workers.runtime.publish import publish, save_checkpoint
 from workers.runtime.recorder import Recorder
-from workers.runtime.retry import DATABASE_AWAY, Pauses, patiently
+from workers.runtime.retry import Pauses, patiently
+from workers.runtime.settle import FINISH_PATIENCE, settle
 from workers.runtime.snapshots import resume, save_snapshot
 from workers.training.errors import TrainingError
 from workers.training.events import EpochDone, Finished, SetBack, StepDone
 from workers.training.trainer import TrainingRun
 
-log = structlog.get_logger()
-READ_PATIENCE, FINISH_PATIENCE, GIVE_BACK_PATIENCE = 60.0, 300.0, 5.0
+READ_PATIENCE, GIVE_BACK_PATIENCE = 60.0, 5.0
 
 
 @dataclass(frozen=True)
@@ -42,13 +40,22 @@ class JobRoom:
     """What every job of a worker shares. `slot` is the bank's training slot."""
 
     database: Database
-    model: LanguageModel
+    base: LoadedBase
     bank: AdapterBank
     slot: int
-    info: BaseModelInfo
     faults: FaultPoints
     snapshot_every_steps: int
     stopping: threading.Event
+
+    @property
+    def model(self) -> LanguageModel:
+        """The base model."""
+        return self.base.model
+
+    @property
+    def info(self) -> BaseModelInfo:
+        """What the service knows of the base model."""
+        return self.base.info
 
 
 def run_job(room: JobRoom, job: ClaimedJob, watch: LeaseWatch) -> Pauses[bool]:
@@ -58,28 +65,14 @@ def run_job(room: JobRoom, job: ClaimedJob, watch: LeaseWatch) -> Pauses[bool]:
     """
     recorder = Recorder(room.database, job.lease)
     try:
-        try:
-            run = yield from _prepare(room, job, recorder)
-            return (yield from _train(room, job, watch, run, recorder))
-        except (StaleLeaseError, PublishError, *DATABASE_AWAY):
-            raise
-        except Exception as error:
-            recorder.flush()
-            details = job_error(error)
-            yield from patiently(
-                lambda: queue.finish_failed(room.database, job.lease, details), what="fail", patience=FINISH_PATIENCE
-            )
-            return True
-    except StaleLeaseError:
-        log.info("lease lost, the work is dropped", job=job.lease.job_id)
-    except PublishError as error:
-        log.info("adapter refused, the job has failed", job=job.lease.job_id, code=error.code)
-        return True
-    except DATABASE_AWAY as error:
-        log.error("database away too long, the job is left to its lease", job=job.lease.job_id, error=str(error))
+        return (yield from settle(room.database, job.lease, recorder, _work(room, job, watch, recorder)))
     finally:
         room.bank.clear(room.slot)
-    return False
+
+
+def _work(room: JobRoom, job: ClaimedJob, watch: LeaseWatch, recorder: Recorder) -> Pauses[bool]:
+    run = yield from _prepare(room, job, recorder)
+    return (yield from _train(room, job, watch, run, recorder))
 
 
 def _prepare(room: JobRoom, job: ClaimedJob, recorder: Recorder) -> Pauses[TrainingRun]:

@@ -58,9 +58,7 @@ def run_worker(
         seconds=settings.heartbeat_seconds,
         lease_seconds=settings.lease_seconds,
     )
-    room = JobRoom(
-        database, base.model, bank, training_slot, base.info, faults, settings.snapshot_every_steps, stopping
-    )
+    room = JobRoom(database, base, bank, training_slot, faults, settings.snapshot_every_steps, stopping)
     jobs = JobDesk(
         room,
         heartbeat,

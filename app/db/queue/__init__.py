@@ -14,21 +14,28 @@ from app.db.queue.finish import (
     finish_succeeded,
     give_back,
 )
-from app.db.queue.lease import ClaimedJob, Lease, StaleLeaseError, heartbeat
+from app.db.queue.lease import ClaimedJob, ClaimedMerge, Lease, StaleLeaseError, heartbeat
+from app.db.queue.leftovers import drop_leftovers
+from app.db.queue.output import StoredOutput, begin_output, extend_output, finish_merged
 from app.db.queue.progress import record_progress, save_checkpoint
-from app.db.queue.snapshots import SavedSnapshot, drop_snapshots, load_snapshot, save_snapshot
+from app.db.queue.snapshots import SavedSnapshot, load_snapshot, save_snapshot
 
 __all__ = [
     "ClaimedJob",
+    "ClaimedMerge",
     "Lease",
     "NewVersion",
     "PublishError",
     "SavedSnapshot",
     "StaleLeaseError",
+    "StoredOutput",
+    "begin_output",
     "claim",
-    "drop_snapshots",
+    "drop_leftovers",
+    "extend_output",
     "finish_cancelled",
     "finish_failed",
+    "finish_merged",
     "finish_succeeded",
     "give_back",
     "heartbeat",

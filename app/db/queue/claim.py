@@ -3,9 +3,10 @@
 from sqlalchemy import Select, and_, case, func, or_, select, update
 from sqlalchemy.orm import Session
 
+from app.contracts.merge import MergeConfig
 from app.contracts.training import JobConfig, JobKind
-from app.db.queue.lease import ClaimedJob, Lease
-from app.db.queue.snapshots import drop_snapshots
+from app.db.queue.lease import ClaimedJob, ClaimedMerge, Lease
+from app.db.queue.leftovers import drop_leftovers
 from app.db.repositories.jobs import NewEvent, add_event
 from app.db.session import Database, lock_name
 from app.db.tables import Job, Tenant, db_now
@@ -16,7 +17,7 @@ TURN = 1e-6
 
 def claim(
     db: Database, *, worker_id: str, base_model: str, lease_seconds: float, max_attempts: int
-) -> ClaimedJob | None:
+) -> ClaimedJob | ClaimedMerge | None:
     """Take the next job of `base_model`: a queued one, or one whose worker let its lease expire. None when idle.
 
     Jobs met on the way that used up their attempts are failed, and those that were to be cancelled are.
@@ -46,7 +47,7 @@ def next_job(base_model: str) -> Select[Job]:
     )
 
 
-def _take(session: Session, job: Job, worker_id: str, lease_seconds: float) -> ClaimedJob:
+def _take(session: Session, job: Job, worker_id: str, lease_seconds: float) -> ClaimedJob | ClaimedMerge:
     add_event(session, job.tenant_id, job.id, _started(job))
     attempts, token = session.execute(
         update(Job)
@@ -63,9 +64,19 @@ def _take(session: Session, job: Job, worker_id: str, lease_seconds: float) -> C
         .execution_options(synchronize_session=False)
     ).one()
     _end_turn(session, job.tenant_id)
+    lease = Lease(job_id=job.id, tenant_id=job.tenant_id, token=token, worker_id=worker_id)
+    if job.kind == "merge":
+        assert job.parent_version_id is not None, "a merge is of a version"
+        return ClaimedMerge(
+            lease=lease,
+            config=MergeConfig.model_validate(job.config),
+            adapter_name=job.adapter_name,
+            version_id=job.parent_version_id,
+            attempts=attempts,
+        )
     kind: JobKind = "fine_tune" if job.kind == "fine_tune" else "adapt"
     return ClaimedJob(
-        lease=Lease(job_id=job.id, tenant_id=job.tenant_id, token=token, worker_id=worker_id),
+        lease=lease,
         kind=kind,
         base_model=job.base_model,
         config=JobConfig.model_validate(job.config),
@@ -101,4 +112,4 @@ def _end(session: Session, job: Job, status: str, event: NewEvent) -> None:
     job.finished_at = session.scalar(select(db_now()))
     session.flush()
     add_event(session, job.tenant_id, job.id, event)
-    drop_snapshots(session, job.tenant_id, job.id)
+    drop_leftovers(session, job.tenant_id, job.id)

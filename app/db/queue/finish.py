@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 
 from app.contracts.training import JobStatus, TrainingResult
 from app.db.queue.lease import Lease, fence
-from app.db.queue.snapshots import drop_snapshots
+from app.db.queue.leftovers import drop_leftovers
 from app.db.repositories import adapters
 from app.db.repositories.jobs import NewEvent, add_event
 from app.db.session import Database
@@ -44,7 +44,7 @@ def finish_succeeded(
     refusal = None
     published = None
     with db.write() as session:
-        _end(session, lease, "succeeded", result=result.model_dump())
+        end(session, lease, "succeeded", result=result.model_dump())
         if version is None:
             rolled_back = NewEvent(f"Nothing published, rolled back: {result.rollback_reason}", "warn")
             add_event(session, lease.tenant_id, lease.job_id, rolled_back)
@@ -62,14 +62,14 @@ def finish_succeeded(
 def finish_failed(db: Database, lease: Lease, error: Mapping[str, object]) -> None:
     """End the job with `error` {code, message, param}. Raises StaleLeaseError."""
     with db.write() as session:
-        _end(session, lease, "failed", error=dict(error))
+        end(session, lease, "failed", error=dict(error))
         add_event(session, lease.tenant_id, lease.job_id, NewEvent(f"Job failed: {error['message']}", "error"))
 
 
 def finish_cancelled(db: Database, lease: Lease) -> None:
     """End the job because its tenant asked for it. Raises StaleLeaseError."""
     with db.write() as session:
-        _end(session, lease, "cancelled")
+        end(session, lease, "cancelled")
         add_event(session, lease.tenant_id, lease.job_id, NewEvent("Job cancelled"))
 
 
@@ -89,15 +89,16 @@ def give_back(db: Database, lease: Lease) -> None:
             lease_expires_at=None,
         )
         if cancelled:
-            drop_snapshots(session, lease.tenant_id, lease.job_id)
+            drop_leftovers(session, lease.tenant_id, lease.job_id)
         message = "Job cancelled" if cancelled else "Its worker shuts down: back in the queue"
         add_event(session, lease.tenant_id, lease.job_id, NewEvent(message))
 
 
-def _end(session: Session, lease: Lease, status: JobStatus, **changes: object) -> None:
+def end(session: Session, lease: Lease, status: JobStatus, **changes: object) -> None:
+    """End the job, as the first statement of its transaction. Raises StaleLeaseError."""
     ended = {"status": status, "finished_at": db_now(), "lease_owner": None, "lease_expires_at": None}
     fence(session, lease, **ended, **changes)
-    drop_snapshots(session, lease.tenant_id, lease.job_id)
+    drop_leftovers(session, lease.tenant_id, lease.job_id)
 
 
 def _publish(session: Session, lease: Lease, new: NewVersion) -> AdapterVersion:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
+from app.contracts.merge import MergeConfig
 from app.contracts.training import JobConfig, JobKind
 from app.db.session import Database
 from app.db.tables import Job, db_now
@@ -37,6 +38,17 @@ class ClaimedJob:
     training_blob_id: str
     validation_blob_id: str | None
     retention_blob_id: str | None
+    attempts: int
+
+
+@dataclass(frozen=True)
+class ClaimedMerge:
+    """What a worker needs to merge a version into its base. `attempts` counts this claim too."""
+
+    lease: Lease
+    config: MergeConfig
+    adapter_name: str
+    version_id: str
     attempts: int
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 from sqlalchemy import case, func, null, select, update
 from sqlalchemy.orm import Session
 
+from app.contracts.merge import MergeConfig
 from app.contracts.training import JobConfig, JobKind, JobStatus
 from app.core.ids import new_id
 from app.db.repositories.paging import Order, fetch_page
@@ -29,7 +30,7 @@ def create(
     session: Session,
     tenant_id: str,
     *,
-    kind: JobKind,
+    kind: JobKind | Literal["merge"],
     model: str,
     base_model: str,
     adapter_name: str,
@@ -41,7 +42,7 @@ def create(
     training_blob_id: str,
     validation_blob_id: str | None = None,
     retention_blob_id: str | None = None,
-    config: JobConfig,
+    config: JobConfig | MergeConfig,
     request: Mapping[str, object],
     trainable_parameters: int,
     optimizer_bytes: int,

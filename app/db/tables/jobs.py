@@ -7,7 +7,7 @@ from app.db.tables.base import Base, db_now
 
 
 class Job(Base):
-    """A fine-tune or an adapt. `lease_token` grows at every claim; only its holder may finish the job."""
+    """A fine-tune, an adapt or a merge. `lease_token` grows at every claim; only its holder may finish the job."""
 
     __tablename__ = "jobs"
     __table_args__ = (
@@ -30,11 +30,11 @@ class Job(Base):
     validation_file: Mapped[str | None] = mapped_column(ForeignKey("files.id"), index=True)
     retention_file: Mapped[str | None] = mapped_column(ForeignKey("files.id"), index=True)
     training_blob_id: Mapped[str] = mapped_column(ForeignKey("blobs.id"), index=True)
-    """JSONL: the training file's bytes, or one line made of an adapt's text or messages."""
+    """What is read: the training file's JSONL, a line made of an adapt's text or messages, or a merge's adapter."""
     validation_blob_id: Mapped[str | None] = mapped_column(ForeignKey("blobs.id"), index=True)
     retention_blob_id: Mapped[str | None] = mapped_column(ForeignKey("blobs.id"), index=True)
     config: Mapped[dict[str, object]]
-    """The effective JobConfig."""
+    """The effective JobConfig, or a merge's MergeConfig."""
     request: Mapped[dict[str, object]]
     """What the API echoes besides: suffix, metadata, method, hyperparameters."""
     trainable_parameters: Mapped[int] = mapped_column(BigInteger)
@@ -50,7 +50,7 @@ class Job(Base):
     progress: Mapped[dict[str, object] | None]
     """The last StepMetrics."""
     result: Mapped[dict[str, object] | None]
-    """TrainingResult."""
+    """TrainingResult, or a merge's MergeResult."""
     error: Mapped[dict[str, object] | None]
     """{code, message, param}."""
     result_version_id: Mapped[str | None] = mapped_column(String(40))

@@ -88,7 +88,9 @@ def add_job(session: Session, tenant_id: str, **changes: Any) -> Job:
     return jobs.create(session, tenant_id, **values)
 
 
-def claim(database: Database, worker_id: str = "worker-1", **changes: Any) -> queue.ClaimedJob | None:
+def claim(
+    database: Database, worker_id: str = "worker-1", **changes: Any
+) -> queue.ClaimedJob | queue.ClaimedMerge | None:
     """Claim the next job with usual settings."""
     values: dict[str, Any] = {"base_model": BASE, "lease_seconds": 30.0, "max_attempts": 3, **changes}
     return queue.claim(database, worker_id=worker_id, **values)
@@ -97,7 +99,7 @@ def claim(database: Database, worker_id: str = "worker-1", **changes: Any) -> qu
 def claim_one(database: Database, worker_id: str = "worker-1", **changes: Any) -> queue.ClaimedJob:
     """Claim a job that must be there."""
     claimed = claim(database, worker_id, **changes)
-    assert claimed is not None
+    assert isinstance(claimed, queue.ClaimedJob)
     return claimed
 
 

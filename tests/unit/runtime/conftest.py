@@ -68,7 +68,7 @@ class Room:
         job = queue.claim(
             self.database, worker_id=worker_id, base_model="tiny", lease_seconds=lease_seconds, max_attempts=5
         )
-        assert job is not None
+        assert isinstance(job, ClaimedJob)
         return job
 
     def run(self, job: ClaimedJob) -> list[float]:
@@ -97,6 +97,6 @@ def room(base: LoadedBase, sqlite_url: str) -> Iterator[Room]:
     database = Database(sqlite_url)
     with database.write() as session:
         tenant = tenants.create(session, "acme").id
-    made = JobRoom(database, base.model, AdapterBank(base.model), SLOT, base.info, FaultPoints(), 4, threading.Event())
+    made = JobRoom(database, base, AdapterBank(base.model), SLOT, FaultPoints(), 4, threading.Event())
     yield Room(made, tenant)
     database.dispose()
