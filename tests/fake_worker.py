@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
+from typing import Any
 
 import redis
 
@@ -29,7 +30,8 @@ from app.db.repositories import workers
 from app.db.session import Database
 from app.text.tokenizer import tokenizer_for
 
-Finish = Callable[[Database, queue.ClaimedJob], None]
+Finish = Callable[[Database, Any], None]
+"""Ends a claimed job, of whichever kind the test queues."""
 
 
 class FakeWorker:

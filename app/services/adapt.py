@@ -19,6 +19,7 @@ from app.services.jobs import JobPlan, get_job
 from app.services.start_point import resolve_start
 from app.services.trained_part import trainable_parameters
 from app.services.training_data import at_least_two_tokens, one_example, tokenize
+from app.services.whole_models import refuse_large_run
 
 POLL_SECONDS = 1.0
 """How long a lost notice can delay the answer."""
@@ -34,6 +35,7 @@ def plan_adapt(
     messages: Sequence[object] | None,
     options: JobOptions,
     request: Mapping[str, object],
+    max_checkpoint_bytes: int,
 ) -> JobPlan:
     """Return a checked plan. Raises ServiceError naming the field at fault; writes nothing."""
     start = resolve_start(session, tenant_id, model, adapter, None)
@@ -41,6 +43,7 @@ def plan_adapt(
     param = "text" if messages is None else "messages"
     at_least_two_tokens(tokenize(start.info, example, param=param), param=param)
     config = resolve_config("adapt", start.info, options, 1, start.shape)
+    refuse_large_run(start.info, config, max_checkpoint_bytes)
     return JobPlan(
         kind="adapt",
         model=model,

@@ -13,7 +13,7 @@ from app.contracts.inference import ScoredSequence, ScoreEvent, ScoreRequest
 from app.core.errors import InvalidRequestError, UnavailableError
 from app.core.ids import new_id
 from app.db.blobs import iter_lines
-from app.services.files import get_file
+from app.services.files import get_training_file
 from app.services.inference import RETRY_SECONDS, events, submit
 from app.services.model_names import resolve_model
 from app.services.training_data import at_least_two_tokens, one_example, tokenize
@@ -88,7 +88,7 @@ def _measured(model: str, event: ScoreEvent) -> Evaluation:
 
 
 def _examples_of(session: Session, tenant_id: str, file_id: str, info: BaseModelInfo) -> list[TokenizedExample]:
-    held = get_file(session, tenant_id, file_id, param="file")
+    held = get_training_file(session, tenant_id, file_id, param="file")
     examples: list[TokenizedExample] = []
     total = 0
     for number, line in enumerate(iter_lines(session, tenant_id, held.blob_id), start=1):

@@ -1,4 +1,4 @@
-"""Training files: checked line by line before a byte is stored, kept per tenant, previewed as tokens."""
+"""Files of a tenant. Training files are checked line by line before a byte is stored, and previewed as tokens."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -75,6 +75,18 @@ def get_file(session: Session, tenant_id: str, file_id: str, *, param: str | Non
     return file
 
 
+def get_training_file(session: Session, tenant_id: str, file_id: str, *, param: str | None = None) -> File:
+    """Return a file of training examples. Raises NotFoundError, or InvalidRequestError for a file of another kind."""
+    file = get_file(session, tenant_id, file_id, param=param)
+    if file.purpose != PURPOSE:
+        raise InvalidRequestError(
+            f"{param or 'file'}: {file_id} has purpose {file.purpose!r}, but '{PURPOSE}' is expected",
+            code="invalid_purpose",
+            param=param,
+        )
+    return file
+
+
 def list_files(
     session: Session, tenant_id: str, *, purpose: str | None, after: str | None, limit: int, order: Order
 ) -> tuple[Sequence[File], bool]:
@@ -92,7 +104,7 @@ def preview_file(
     session: Session, tenant_id: str, file_id: str, info: BaseModelInfo, examples: int
 ) -> list[PreviewedExample]:
     """Return the first examples with tokens and loss mask, made by the code that training uses."""
-    file = get_file(session, tenant_id, file_id)
+    file = get_training_file(session, tenant_id, file_id)
     previewed: list[PreviewedExample] = []
     for number, line in enumerate(iter_lines(session, tenant_id, file.blob_id), start=1):
         if len(previewed) == examples:

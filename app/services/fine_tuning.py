@@ -4,16 +4,15 @@ from collections.abc import Mapping
 
 from sqlalchemy.orm import Session
 
-from app.core.errors import InvalidRequestError
 from app.db.blobs import iter_lines
-from app.db.tables import File
-from app.services.files import PURPOSE, get_file
+from app.services.files import get_training_file
 from app.services.job_config import resolve_config
 from app.services.job_options import JobOptions
 from app.services.jobs import JobPlan
 from app.services.start_point import resolve_start
 from app.services.trained_part import trainable_parameters
 from app.services.training_data import check_trainable
+from app.services.whole_models import refuse_large_run
 
 
 def plan_fine_tune(
@@ -28,13 +27,15 @@ def plan_fine_tune(
     suffix: str | None,
     options: JobOptions,
     request: Mapping[str, object],
+    max_checkpoint_bytes: int,
 ) -> JobPlan:
     """Return a checked plan. Raises ServiceError naming the field at fault; writes nothing."""
     start = resolve_start(session, tenant_id, model, adapter, suffix)
-    training = _usable_file(session, tenant_id, training_file, "training_file")
-    validation = validation_file and _usable_file(session, tenant_id, validation_file, "validation_file")
-    retention = retention_file and _usable_file(session, tenant_id, retention_file, "retention_file")
+    training = get_training_file(session, tenant_id, training_file, param="training_file")
+    validation = validation_file and get_training_file(session, tenant_id, validation_file, param="validation_file")
+    retention = retention_file and get_training_file(session, tenant_id, retention_file, param="retention_file")
     config = resolve_config("fine_tune", start.info, options, training.examples, start.shape, retention=bool(retention))
+    refuse_large_run(start.info, config, max_checkpoint_bytes)
     check_trainable(start.info, iter_lines(session, tenant_id, training.blob_id), param="training_file")
     if validation:
         check_trainable(start.info, iter_lines(session, tenant_id, validation.blob_id), param="validation_file")
@@ -51,14 +52,3 @@ def plan_fine_tune(
         validation_file=validation.id if validation else None,
         retention_file=retention.id if retention else None,
     )
-
-
-def _usable_file(session: Session, tenant_id: str, file_id: str, param: str) -> File:
-    file = get_file(session, tenant_id, file_id, param=param)
-    if file.purpose != PURPOSE:
-        raise InvalidRequestError(
-            f"{param}: {file_id} has purpose {file.purpose!r}, but '{PURPOSE}' is expected",
-            code="invalid_purpose",
-            param=param,
-        )
-    return file

@@ -1,7 +1,7 @@
-"""Jobs of both kinds once they are planned: queued once, read, cancelled."""
+"""Jobs of every kind once they are planned: queued once, read, cancelled."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -76,6 +76,36 @@ def find_earlier(session: Session, tenant_id: str, request: Once | None) -> Job 
 
 def enqueue(session: Session, tenant_id: str, plan: JobPlan, request: Once | None, *, max_queued: int) -> Job:
     """Queue the planned job, or return the one that the same request made meanwhile. Raises QuotaError."""
+
+    def create() -> Job:
+        return jobs.create(
+            session,
+            tenant_id,
+            kind=plan.kind,
+            model=plan.model,
+            base_model=plan.start.info.id,
+            adapter_name=plan.start.adapter_name,
+            adapter_id=plan.start.adapter_id,
+            parent_version_id=plan.start.version.id if plan.start.version else None,
+            training_file=plan.training_file,
+            validation_file=plan.validation_file,
+            retention_file=plan.retention_file,
+            training_blob_id=_training_blob(session, tenant_id, plan),
+            validation_blob_id=_blob_of(session, tenant_id, plan.validation_file, "validation_file"),
+            retention_blob_id=_blob_of(session, tenant_id, plan.retention_file, "retention_file"),
+            config=plan.config,
+            request=plan.request,
+            trainable_parameters=plan.trainable_parameters,
+            optimizer_bytes=optimizer_bytes(plan.trainable_parameters, plan.config),
+        )
+
+    return queue_once(session, tenant_id, create, request, max_queued=max_queued)
+
+
+def queue_once(
+    session: Session, tenant_id: str, create: Callable[[], Job], request: Once | None, *, max_queued: int
+) -> Job:
+    """Queue the job that `create` makes, or return the one that the same request made before. Raises QuotaError."""
     if earlier := find_earlier(session, tenant_id, request):
         return earlier
     if jobs.count(session, tenant_id, "queued") >= max_queued:
@@ -84,26 +114,7 @@ def enqueue(session: Session, tenant_id: str, plan: JobPlan, request: Once | Non
             code="too_many_queued_jobs",
             retry_after=QUOTA_RETRY_SECONDS,
         )
-    job = jobs.create(
-        session,
-        tenant_id,
-        kind=plan.kind,
-        model=plan.model,
-        base_model=plan.start.info.id,
-        adapter_name=plan.start.adapter_name,
-        adapter_id=plan.start.adapter_id,
-        parent_version_id=plan.start.version.id if plan.start.version else None,
-        training_file=plan.training_file,
-        validation_file=plan.validation_file,
-        retention_file=plan.retention_file,
-        training_blob_id=_training_blob(session, tenant_id, plan),
-        validation_blob_id=_blob_of(session, tenant_id, plan.validation_file, "validation_file"),
-        retention_blob_id=_blob_of(session, tenant_id, plan.retention_file, "retention_file"),
-        config=plan.config,
-        request=plan.request,
-        trainable_parameters=plan.trainable_parameters,
-        optimizer_bytes=optimizer_bytes(plan.trainable_parameters, plan.config),
-    )
+    job = create()
     if request:
         idempotency.record(
             session,
@@ -140,7 +151,7 @@ def list_jobs(
     after: str | None,
     limit: int,
 ) -> tuple[Sequence[Job], bool]:
-    """Return a page of jobs of both kinds, newest first, and whether more follow."""
+    """Return a page of jobs of every kind, newest first, and whether more follow."""
     return jobs.list(session, tenant_id, metadata=metadata, after=after, limit=limit)
 
 

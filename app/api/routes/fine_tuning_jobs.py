@@ -51,6 +51,7 @@ def create_job(
                 "suffix": body.suffix,
                 "learning_rate_multiplier": hyperparameters.learning_rate_multiplier,
             },
+            max_checkpoint_bytes=settings.max_checkpoint_bytes,
         )
     with database.write() as session:
         job = jobs.enqueue(session, tenant_id, plan, request, max_queued=settings.max_queued_jobs)
@@ -63,7 +64,7 @@ def create_job(
 def list_jobs(
     request: Request, database: DatabaseDep, tenant_id: TenantDep, after: After = None, limit: Limit = 20
 ) -> Page[JobObject]:
-    """List jobs of both kinds, newest first; `metadata[key]=value` filters, `metadata=null` finds those without any."""
+    """List jobs of every kind, newest first; `metadata[key]=value` filters, `metadata=null` finds those without any."""
     wanted = metadata_filter(request.query_params)
     with database.read() as session:
         rows, has_more = jobs.list_jobs(session, tenant_id, metadata=wanted, after=after, limit=limit)

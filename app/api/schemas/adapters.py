@@ -6,6 +6,8 @@ from fastapi import UploadFile
 from pydantic import BaseModel, ConfigDict, Field
 
 from app.api.schemas.common import RequestBody
+from app.api.schemas.fine_tuning import Metadata
+from app.contracts.merge import MergeFormat
 from app.db.tables import Adapter, AdapterVersion
 from app.services.model_names import ADAPTER_NAME, version_name
 from app.services.stored_weights import Footprint
@@ -34,6 +36,13 @@ class RollbackBody(RequestBody):
     """Which earlier version to serve; without it, the one before the active."""
 
     version: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+
+
+class MergeBody(RequestBody):
+    """What the merged model is written as."""
+
+    format: MergeFormat = "hf"
+    metadata: Metadata | None = None
 
 
 class VersionObject(BaseModel):

@@ -5,13 +5,17 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from app.contracts.merge import MergeConfig, MergeResult
 from app.contracts.training import JobConfig
 from app.db.tables import AdapterVersion, Job, JobCheckpoint, JobEvent
 from app.services.model_names import checkpoint_name, version_name
 
 
 class JobObject(BaseModel):
-    """A job of either kind. `lora`, `trust_region`, `rollback` and `training` show what is in effect."""
+    """A job of any kind. `lora`, `trust_region`, `rollback` and `training` show what is in effect.
+
+    `merge` shows what a merge was asked for. What means nothing for a merge is null; its file is in `result_files`.
+    """
 
     id: str
     object: Literal["fine_tuning.job"] = "fine_tuning.job"
@@ -24,14 +28,14 @@ class JobObject(BaseModel):
     finished_at: int | None
     estimated_finish: int | None
     error: dict[str, Any] | None
-    hyperparameters: dict[str, Any]
-    method: dict[str, Any]
+    hyperparameters: dict[str, Any] = {}
+    method: dict[str, Any] | None = None
     result_files: list[str] = []
     trained_tokens: int | None
     training_file: str | None
     validation_file: str | None
     retention_file: str | None
-    seed: int
+    seed: int | None = None
     organization_id: str
     integrations: list[Any] = []
     metadata: dict[str, str] | None
@@ -39,11 +43,12 @@ class JobObject(BaseModel):
     base_model: str
     adapter: str
     version: int | None
-    mode: str
-    lora: dict[str, Any] | None
-    trust_region: dict[str, Any]
-    rollback: dict[str, Any]
-    training: dict[str, Any]
+    mode: str | None = None
+    lora: dict[str, Any] | None = None
+    trust_region: dict[str, Any] | None = None
+    rollback: dict[str, Any] | None = None
+    training: dict[str, Any] | None = None
+    merge: dict[str, Any] | None = None
     trainable_parameters: int
     optimizer_state_bytes: int
     progress: dict[str, Any] | None
@@ -52,12 +57,6 @@ class JobObject(BaseModel):
     @classmethod
     def of(cls, job: Job, version: AdapterVersion | None) -> "JobObject":
         """Return the wire form of a job and of the version it made."""
-        config = JobConfig.model_validate(job.config)
-        hyperparameters = {
-            "n_epochs": config.training.epochs,
-            "batch_size": config.training.batch_size,
-            "learning_rate_multiplier": job.request.get("learning_rate_multiplier", "auto"),
-        }
         return cls(
             id=job.id,
             kind=job.kind,
@@ -69,28 +68,21 @@ class JobObject(BaseModel):
             finished_at=_seconds(job.finished_at),
             estimated_finish=_estimated_finish(job),
             error=job.error,
-            hyperparameters=hyperparameters,
-            method={"type": "supervised", "supervised": {"hyperparameters": hyperparameters}},
             trained_tokens=job.result and job.result.get("trained_tokens"),
             training_file=job.training_file,
             validation_file=job.validation_file,
             retention_file=job.retention_file,
-            seed=config.seed,
             organization_id=job.tenant_id,
             metadata=job.request.get("metadata"),
             suffix=job.request.get("suffix"),
             base_model=job.base_model,
             adapter=job.adapter_name,
             version=version and version.version,
-            mode=config.mode,
-            lora=config.lora and config.lora.model_dump(),
-            trust_region=config.trust_region.model_dump(),
-            rollback=config.rollback.model_dump(),
-            training=config.training.model_dump(),
             trainable_parameters=job.trainable_parameters,
             optimizer_state_bytes=job.optimizer_bytes,
             progress=job.progress,
             result=job.result,
+            **(_merge_fields(job) if job.kind == "merge" else _training_fields(job)),
         )
 
 
@@ -175,6 +167,31 @@ class AdaptResult(BaseModel):
                 "version": version and version.version,
             }
         )
+
+
+def _training_fields(job: Job) -> dict[str, Any]:
+    config = JobConfig.model_validate(job.config)
+    hyperparameters = {
+        "n_epochs": config.training.epochs,
+        "batch_size": config.training.batch_size,
+        "learning_rate_multiplier": job.request.get("learning_rate_multiplier", "auto"),
+    }
+    return {
+        "hyperparameters": hyperparameters,
+        "method": {"type": "supervised", "supervised": {"hyperparameters": hyperparameters}},
+        "seed": config.seed,
+        "mode": config.mode,
+        "lora": config.lora and config.lora.model_dump(),
+        "trust_region": config.trust_region.model_dump(),
+        "rollback": config.rollback.model_dump(),
+        "training": config.training.model_dump(),
+    }
+
+
+def _merge_fields(job: Job) -> dict[str, Any]:
+    config = MergeConfig.model_validate(job.config)
+    files = [MergeResult.model_validate(job.result).file] if job.result else []
+    return {"merge": {"format": config.format, "version": config.version}, "result_files": files}
 
 
 def _seconds(moment: float | None) -> int | None:
