@@ -24,6 +24,8 @@ def list_models(as_json: Annotated[bool, typer.Option("--json", help="Print one 
                 "parameters": info.parameters,
                 "context_length": info.context_length,
                 "dtype": info.dtype,
+                "quantization": info.quantization,
+                "bytes": info.bytes,
                 "workers": hosts.count(info.id),
             }
             for info in map(base_models.info_of, base_models.list(session))
@@ -34,7 +36,8 @@ def list_models(as_json: Annotated[bool, typer.Option("--json", help="Print one 
     for row in rows:
         typer.echo(
             f"{row['id']}  {row['architecture']}  {row['parameters']:,} parameters  "
-            f"context {row['context_length']}  {row['dtype']}  workers {row['workers']}"
+            f"{row['bytes']:,} bytes  {row['dtype']}  quantization {row['quantization']}  "
+            f"context {row['context_length']}  workers {row['workers']}"
         )
     if not rows:
         typer.echo("No base models yet: a worker registers its own when it starts ('graft worker').")

@@ -7,6 +7,7 @@ from app.db.blobs import BlobCorruptError, BlobNotFoundError
 from app.text.chat_template import ChatTemplateError
 from app.text.examples import ExampleError
 from workers.lora.adapter import UnknownTargetError
+from workers.runtime.background_file import OutputTooLargeError
 from workers.training.errors import TrainingError
 
 log = structlog.get_logger()
@@ -18,6 +19,7 @@ KNOWN: list[tuple[type[Exception], str]] = [
     (AdapterFormatError, "adapter_unusable"),
     (BlobNotFoundError, "data_missing"),
     (BlobCorruptError, "data_corrupt"),
+    (OutputTooLargeError, "checkpoint_too_large"),
 ]
 
 

@@ -115,7 +115,8 @@ def test_models_list_counts_living_workers(graft, deployment: Path) -> None:
         context_length=64,
         vocab_size=8,
         dtype="float32",
-        quantization="none",
+        quantization="int8",
+        bytes=1300000,
         modules={"model.layers.0.mlp.up_proj": ModuleShape(out_features=4, in_features=2)},
         default_targets=["up_proj"],
         tokenizer_json="{}",
@@ -135,7 +136,10 @@ def test_models_list_counts_living_workers(graft, deployment: Path) -> None:
             "parameters": 1234567,
             "context_length": 64,
             "dtype": "float32",
+            "quantization": "int8",
+            "bytes": 1300000,
             "workers": 1,
         }
     ]
-    assert "1,234,567 parameters" in graft("models", "list", **here).out
+    shown = graft("models", "list", **here).out
+    assert all(part in shown for part in ("llama", "1,234,567 parameters", "1,300,000 bytes", "quantization int8"))
