@@ -51,8 +51,8 @@ class Settings(BaseSettings):
 
     max_file_bytes: int = 512 * 1024 * 1024
     max_adapter_bytes: int = 512 * 1024 * 1024
-    max_checkpoint_bytes: int = 2 * 1024 * 1024 * 1024
-    """Whole models in the database: a version of mode `full`, or what a merge makes."""
+    max_checkpoint_bytes: int = 4 * 1024 * 1024 * 1024
+    """Whole models in the database: a resume point of mode `full`, or what a merge makes."""
     max_queued_jobs: int = 1000
     """Queued jobs of one tenant; beyond it 429."""
     max_queued_requests: int = 256

@@ -27,7 +27,7 @@ from workers.runtime.publish import publish, save_checkpoint
 from workers.runtime.recorder import Recorder
 from workers.runtime.retry import Pauses, patiently
 from workers.runtime.settle import FINISH_PATIENCE, settle
-from workers.runtime.snapshots import resume, save_snapshot
+from workers.runtime.snapshots import SnapshotPace, resume, save_snapshot
 from workers.training.errors import TrainingError
 from workers.training.events import EpochDone, Finished, SetBack, StepDone
 from workers.training.trainer import TrainingRun
@@ -111,6 +111,7 @@ def _start_weights(room: JobRoom, job: ClaimedJob) -> AdapterWeights:
 
 
 def _train(room: JobRoom, job: ClaimedJob, watch: LeaseWatch, run: TrainingRun, recorder: Recorder) -> Pauses[bool]:
+    pace = SnapshotPace(room.snapshot_every_steps)
     at_rest = True
     """Whether stopping now loses no step of this attempt."""
     for event in run.slices():
@@ -129,8 +130,9 @@ def _train(room: JobRoom, job: ClaimedJob, watch: LeaseWatch, run: TrainingRun, 
         if room.stopping.is_set() and (at_rest or isinstance(event, StepDone)):
             yield from _give_back(room, job, run, recorder, snapshot=not at_rest)
             return False
-        if isinstance(event, StepDone) and event.metrics.step % room.snapshot_every_steps == 0:
-            save_snapshot(room.database, job.lease, run, room.faults)
+        if isinstance(event, StepDone) and pace.due(event.metrics.step):
+            with pace.taking():
+                save_snapshot(room.database, job.lease, run, room.faults)
         elif isinstance(event, EpochDone):
             save_checkpoint(room.database, job.lease, room.info, event)
             room.faults.hit("checkpoint.after")

@@ -1,5 +1,9 @@
 """Keeps and finds a running job's resume points in the database."""
 
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
 import structlog
 
 from app.db import queue
@@ -14,6 +18,30 @@ from workers.training.trainer import TrainingRun
 
 log = structlog.get_logger()
 READ_PATIENCE = 60.0
+SLOW_SECONDS = 0.5
+RESTS = 9
+"""How many times as long as a slow resume point took the run goes on before the next."""
+
+
+class SnapshotPace:
+    """Says when a resume point is due: every so many steps, but slow ones take at most a tenth of the time."""
+
+    def __init__(self, every_steps: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._every_steps, self._clock = every_steps, clock
+        self._not_before = 0.0
+
+    def due(self, step: int) -> bool:
+        """Whether to take one after this optimizer step."""
+        return step % self._every_steps == 0 and self._clock() >= self._not_before
+
+    @contextmanager
+    def taking(self) -> Iterator[None]:
+        """Time a resume point; a slow one puts the next off."""
+        start = self._clock()
+        yield
+        end = self._clock()
+        if end - start > SLOW_SECONDS:
+            self._not_before = end + RESTS * (end - start)
 
 
 def save_snapshot(database: Database, lease: Lease, run: TrainingRun, faults: FaultPoints) -> None:

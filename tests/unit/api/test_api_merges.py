@@ -98,11 +98,13 @@ def test_without_a_worker_for_the_base_a_merge_waits_for_nobody(api: Any) -> Non
     assert api.rows()["jobs"] == 0
 
 
-@pytest.mark.parametrize("wish", ["merge", "full"])
-def test_a_model_too_large_for_the_database_is_refused_with_its_size(api: Any, worker: FakeWorker, wish: str) -> None:
+@pytest.mark.parametrize(("wish", "size"), [("merge", 4 * 12_345), ("full", 24 * 12_345)])
+def test_a_model_too_large_for_the_database_is_refused_with_its_size(
+    api: Any, worker: FakeWorker, wish: str, size: int
+) -> None:
     bring(api)
     file_id = api.upload()
-    app = create_app(api.settings.model_copy(update={"max_checkpoint_bytes": 4 * 12_345 - 1}))
+    app = create_app(api.settings.model_copy(update={"max_checkpoint_bytes": size - 1}))
     with type(api.http)(app) as http:
         headers = {"Authorization": f"Bearer {api.key}"}
         if wish == "merge":
@@ -113,5 +115,5 @@ def test_a_model_too_large_for_the_database_is_refused_with_its_size(api: Any, w
     assert code(answer) == (400, "checkpoint_too_large")
     error = answer.json()["error"]
     assert error["param"] == ("format" if wish == "merge" else "mode")
-    assert "about 49380 bytes" in error["message"]
-    assert "at most 49379" in error["message"]
+    assert f"about {size} bytes" in error["message"]
+    assert f"at most {size - 1}" in error["message"]
