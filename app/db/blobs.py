@@ -53,8 +53,14 @@ def stage_blob(session: Session, tenant_id: str, name: str) -> str:
     return blob_id
 
 
-def extend_blob(session: Session, blob_id: str, position: int, chunks: Sequence[bytes]) -> None:
-    """Add chunks of 1 MiB (the last may be shorter) to a staged blob. Chunks that are there already stay."""
+def extend_blob(session: Session, tenant_id: str, blob_id: str, position: int, chunks: Sequence[bytes]) -> None:
+    """Add chunks of 1 MiB (the last may be shorter) to a staged blob; what is there already stays.
+
+    Raises BlobNotFoundError where the tenant has none of that id that is still staged.
+    """
+    staged = (Blob.id == blob_id, Blob.tenant_id == tenant_id, Blob.sha256.startswith(_staged("")))
+    if session.scalar(select(Blob.id).where(*staged)) is None:
+        raise BlobNotFoundError(f"no staged blob {blob_id}")
     for number, data in enumerate(chunks, start=position):
         row = {"blob_id": blob_id, "position": number, "data": data}
         session.execute(dialects.insert(session, BlobChunk).values(row).on_conflict_do_nothing())

@@ -38,7 +38,7 @@ def extend_output(db: Database, lease: Lease, blob_id: str, position: int, chunk
     """Add chunks of 1 MiB at a position, counted in chunks; doing it twice does no harm. Raises StaleLeaseError."""
     with db.write() as session:
         fence(session, lease)
-        extend_blob(session, blob_id, position, chunks)
+        extend_blob(session, lease.tenant_id, blob_id, position, chunks)
 
 
 def finish_merged(db: Database, lease: Lease, output: StoredOutput, filename: str) -> File:

@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 
 from app.contracts.merge import MergeConfig, MergeResult
 from app.db import queue
-from app.db.blobs import CHUNK_BYTES, read_blob, write_blob
+from app.db.blobs import CHUNK_BYTES, BlobNotFoundError, extend_blob, read_blob, write_blob
 from app.db.queue import ClaimedMerge, StaleLeaseError, StoredOutput
 from app.db.repositories import adapters, files, jobs
 from app.db.session import Database
@@ -68,6 +68,14 @@ def test_an_output_becomes_a_file_of_the_tenant(database: Database, tenant: str)
         assert read_blob(session, tenant, file.blob_id) == CONTENT
         newest = jobs.events(session, tenant, job_id)[0][0]
     assert newest.message == f"Job succeeded: {file.id} holds support-1.tar, {len(CONTENT)} bytes"
+
+
+def test_a_finished_output_grows_no_more(database: Database, tenant: str) -> None:
+    add_merge(database, tenant)
+    claimed = claim(database)
+    file = queue.finish_merged(database, claimed.lease, store(database, claimed), "support-1.tar")
+    with database.write() as session, pytest.raises(BlobNotFoundError):
+        extend_blob(session, tenant, file.blob_id, len(PIECES), [b"more"])
 
 
 def test_deleting_the_file_frees_its_bytes(database: Database, tenant: str) -> None:
