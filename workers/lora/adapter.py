@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from app.contracts.base_models import ModuleShape
+from app.contracts.targets import clamped_rank
 from app.contracts.training import LoRAConfig
 
 
@@ -58,10 +59,14 @@ def init_adapter(modules: Mapping[str, ModuleShape], config: LoRAConfig) -> Adap
 
     The rank is clamped to min(N, K) for each module, and its scale is alpha over the clamped rank.
     """
+    return init_modules({name: modules[name] for name in target_modules(modules, config.targets)}, config)
+
+
+def init_modules(modules: Mapping[str, ModuleShape], config: LoRAConfig) -> AdapterWeights:
+    """Return a fresh adapter of all of these modules, as `init_adapter` does of those that are targets."""
     tensors, scales = {}, {}
-    for name in target_modules(modules, config.targets):
-        shape = modules[name]
-        rank = min(config.rank, shape.out_features, shape.in_features)
+    for name, shape in modules.items():
+        rank = clamped_rank(config.rank, shape)
         a_RK = torch.randn(rank, shape.in_features, generator=_generator(config.seed, name)) / shape.in_features**0.5
         tensors[name] = (a_RK, torch.zeros(shape.out_features, rank))
         scales[name] = config.alpha / rank

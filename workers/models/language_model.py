@@ -6,9 +6,11 @@ Legend: T rows, D width, V vocabulary.
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from workers.kernels.rms_norm import rms_norm
 from workers.models.batch import PackedBatch, part_of
@@ -92,46 +94,65 @@ class LanguageModel:
         """Return an empty cache for one sequence of up to `capacity` tokens."""
         return SequenceCache([s.mixer.new_state(capacity) for s in self.sublayers()], capacity)
 
-    def hidden(self, batch: PackedBatch, caches: Sequence[SequenceCache] | None = None) -> Tensor:
+    def hidden(
+        self, batch: PackedBatch, caches: Sequence[SequenceCache] | None = None, *, recompute: bool = False
+    ) -> Tensor:
         """Return the final normed hidden states [T, D].
 
         With caches (one per sequence, holding the tokens before the batch's), the batch's tokens are appended to them.
-        Raises ValueError when a cache is too small.
+        With `recompute` and no caches, the backward pass computes each layer again and only the layers' inputs are kept
+        until then; gradients are the same. Raises ValueError when a cache is too small.
         """
         if caches is not None:
             _check_caches(caches, batch.lengths)
         dense = [slot if slot in self.dense_slots else -1 for slot in batch.slots]
         if len(set(dense)) == 1:
-            return self._hidden(batch, dense[0], caches)
+            return self._hidden(batch, dense[0], caches, recompute)
         # A forward computes with the dense tensors of one slot; sequences with others go apart.
         parts, rows = [], []
         for slot in sorted(set(dense)):
             sequences = [s for s, whose in enumerate(dense) if whose == slot]
             part, rows_T = part_of(batch, sequences)
-            parts.append(self._hidden(part, slot, None if caches is None else [caches[s] for s in sequences]))
+            theirs = None if caches is None else [caches[s] for s in sequences]
+            parts.append(self._hidden(part, slot, theirs, recompute))
             rows.append(rows_T)
         return torch.cat(parts)[torch.cat(rows).argsort()]
 
-    def _hidden(self, batch: PackedBatch, slot: int, caches: Sequence[SequenceCache] | None) -> Tensor:
+    def _hidden(self, batch: PackedBatch, slot: int, caches: Sequence[SequenceCache] | None, recompute: bool) -> Tensor:
         lengths, rope = batch.lengths, self.config.rope
         rotation = None if rope is None else rotation_of(batch.positions_T, rope.inverse_frequencies, self.dtype)
         context = BatchContext(lengths, rotation, make_route(batch.slots, lengths, self.device), slot)
         x_TD = self.vocabulary.lookup(batch.token_ids_T, context)
+        if self.config.wide_residual:
+            x_TD = x_TD.to(torch.promote_types(self.dtype, torch.float32))
         for layer in self.layers:
-            x_TD = self._layer(layer, x_TD, context, caches)
+            if recompute and caches is None:
+                again = checkpoint(
+                    self._layer, layer, x_TD, context, None, use_reentrant=False, preserve_rng_state=False
+                )
+                x_TD = cast(Tensor, again)
+            else:
+                x_TD = self._layer(layer, x_TD, context, caches)
         for cache, length in zip(caches or (), lengths, strict=caches is not None):
             cache.length += length
-        return x_TD if self.final_norm is None else rms_norm(x_TD, self.final_norm.of(slot), self.config.norm_eps)
+        return x_TD.to(self.dtype) if self.final_norm is None else self._normed(x_TD, self.final_norm, slot)
 
     def _layer(
         self, layer: list[Sublayer], x_TD: Tensor, context: BatchContext, caches: Sequence[SequenceCache] | None
     ) -> Tensor:
-        eps, multiplier = self.config.norm_eps, self.config.residual_multiplier
+        multiplier = self.config.residual_multiplier
         for sublayer in layer:
             states = None if caches is None else [cache.states[sublayer.number] for cache in caches]
-            added_TD = sublayer.mixer.forward(rms_norm(x_TD, sublayer.norm.of(context.slot), eps), context, states)
+            normed_TD = self._normed(x_TD, sublayer.norm, context.slot)
+            added_TD = sublayer.mixer.forward(normed_TD, context, states)
             x_TD = x_TD + (added_TD if multiplier == 1 else added_TD * multiplier)
         return x_TD
+
+    def _normed(self, x_TD: Tensor, norm: Weight, slot: int) -> Tensor:
+        weight_D = norm.base if slot < 0 else norm.of(slot)
+        if self.config.wide_residual:
+            return rms_norm(x_TD, weight_D.to(x_TD.dtype), self.config.norm_eps).to(self.dtype)
+        return rms_norm(x_TD, weight_D, self.config.norm_eps)
 
     def logits(self, hidden_TD: Tensor, slots: Sequence[int] = ()) -> Tensor:
         """Return logits [T, V] in float32 (float64 for a float64 model); `slots` are the rows' (none: the base)."""

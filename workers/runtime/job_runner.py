@@ -9,6 +9,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 
 from app.contracts.base_models import BaseModelInfo
+from app.contracts.training import JobConfig
 from app.db import queue
 from app.db.blobs import read_blob
 from app.db.queue import ClaimedJob, StaleLeaseError
@@ -16,8 +17,9 @@ from app.db.repositories import adapters
 from app.db.session import Database
 from app.text.tokenize import TokenizedExample
 from workers.loading.base import LoadedBase
-from workers.lora.adapter import AdapterWeights, init_adapter
+from workers.lora.adapter import AdapterWeights
 from workers.lora.bank import AdapterBank
+from workers.lora.new_adapter import new_full, new_lora, new_wsla
 from workers.models.language_model import LanguageModel
 from workers.runtime.adapter_loader import read_adapter
 from workers.runtime.fault_points import FaultPoints
@@ -101,13 +103,19 @@ def _examples(room: JobRoom, job: ClaimedJob, blob_id: str) -> Pauses[list[Token
 
 def _start_weights(room: JobRoom, job: ClaimedJob) -> AdapterWeights:
     if job.parent_version_id is None:
-        return init_adapter(room.info.modules, job.config.lora)
+        return _new_weights(room, job.config)
     tenant_id = job.lease.tenant_id
     with room.database.read() as session:
         parent = adapters.get_version_by_id(session, tenant_id, job.parent_version_id)
         if parent is None:
             raise TrainingError("parent_missing", f"version {job.parent_version_id} to continue from does not exist")
         return read_adapter(session, tenant_id, parent.weights_id, parent.config, room.info)
+
+
+def _new_weights(room: JobRoom, config: JobConfig) -> AdapterWeights:
+    if config.lora is not None:
+        return new_lora(room.info, config.lora)
+    return new_wsla(room.info) if config.mode == "wsla" else new_full(room.model)
 
 
 def _train(room: JobRoom, job: ClaimedJob, watch: LeaseWatch, run: TrainingRun, recorder: Recorder) -> Pauses[bool]:

@@ -3,6 +3,8 @@
 import hashlib
 from collections.abc import Iterable
 
+from torch import Tensor
+
 from app.contracts.training import JobConfig
 from workers.lora.adapter import AdapterWeights
 from workers.training.dataset import Window, windows_sha256
@@ -10,10 +12,14 @@ from workers.training.dataset import Window, windows_sha256
 
 def _adapter_sha256(adapter: AdapterWeights) -> str:
     digest = hashlib.sha256()
-    for name, factors in adapter.tensors.items():
-        digest.update(f"{name}:{adapter.scales[name]!r}".encode())
-        for factor in factors:
-            digest.update(factor.contiguous().numpy().tobytes())
+    parts: dict[str, tuple[Tensor, ...]] = {}
+    parts |= {f"{name}:{adapter.scales[name]!r}": factors for name, factors in adapter.tensors.items()}
+    parts |= {f"delta:{name}": (tensor,) for name, tensor in adapter.dense.items()}
+    parts |= {f"own:{name}": (tensor,) for name, tensor in adapter.own.items()}
+    for name, tensors in parts.items():
+        digest.update(name.encode())
+        for tensor in tensors:
+            digest.update(tensor.contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 
