@@ -37,11 +37,15 @@ def save_llama(directory: Path, *, tied: bool, shard_size: str = "1GB") -> Path:
             if "norm" in name:
                 parameter.uniform_(0.5, 1.5)
     model.save_pretrained(directory, max_shard_size=shard_size)
+    save_tokenizer(directory)
+    return directory
+
+
+def save_tokenizer(directory: Path) -> None:
     tokenizer = Tokenizer(models.BPE(vocab={chr(33 + i): i for i in range(94)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(directory / "tokenizer.json"))
-    return directory
 
 
 def load_small(directory: Path, dtype: str = "float32") -> LoadedBase:

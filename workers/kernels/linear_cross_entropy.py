@@ -1,8 +1,8 @@
 """Cross-entropy of a vocabulary head without ever holding all logits: chunks of rows, gradient made in the forward.
 
 Knows tensors only. The gradient of one row's loss to its logits is softmax − onehot; it is folded into the hidden
-gradient chunk by chunk and scaled by the incoming gradient later, which is exact because each row has its own loss. The head
-may carry a low-rank term: logits = hidden Wᵀ + low Bᵀ.
+gradient chunk by chunk and scaled by the incoming gradient later, which is exact because each row has its own loss. The
+head may carry a low-rank term: logits = hidden Wᵀ + low Bᵀ.
 
 Legend: T rows, C rows of a chunk, D width, V vocabulary, R rank of the low-rank term.
 """

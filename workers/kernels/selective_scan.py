@@ -1,9 +1,10 @@
 """The selective scan of Mamba-1 (Gu and Dao 2023, arXiv:2312.00752).
 
-h_t = exp(Δ_t A) h_{t−1} + Δ_t u_t B_t and y_t = C_t h_t. Knows tensors only. The recurrence runs in float32 or wider, step by step, over blocks of channels and chunks of time
-that are small enough for the cache. All that does not depend on the step before is done for a whole chunk at once. The
-forward keeps the state at each chunk's start, and the backward computes a chunk's states again from it, so that the
-states of all tokens are never held. There is no division, and only decays <= 1 are multiplied.
+h_t = exp(Δ_t A) h_{t−1} + Δ_t u_t B_t and y_t = C_t h_t. Knows tensors only. The recurrence runs in float32 or wider,
+step by step, over blocks of channels and chunks of time that are small enough for the cache. All that does not depend
+on the step before is done for a whole chunk at once. The forward keeps the state at each chunk's start, and the
+backward computes a chunk's states again from it, so that the states of all tokens are never held. There is no
+division, and only decays <= 1 are multiplied.
 
 Legend: S sequences, L tokens of one, T tokens of a chunk, D channels, E channels of a block, N state width, K chunks.
 """

@@ -84,7 +84,8 @@ class _Wide:
 
     def heads_first(self, span: slice) -> Tensor:
         """Return x of a chunk as [S, G, M, Q, P]."""
-        return self.x_SLGMP[:, span].permute(0, 2, 3, 1, 4)
+        x_SGMQP: Tensor = self.x_SLGMP[:, span].permute(0, 2, 3, 1, 4)
+        return x_SGMQP
 
     def by_group(self, state_SHPN: Tensor) -> Tensor:
         """Return a state as [S, G, M · P, N]."""
@@ -92,7 +93,8 @@ class _Wide:
 
     def by_head(self, state_SGXN: Tensor) -> Tensor:
         """Return a state [S, G, M · P, N] as [S, G, M, P, N]."""
-        return state_SGXN.unflatten(2, (-1, self.width))
+        state_SGMPN: Tensor = state_SGXN.unflatten(2, (-1, self.width))
+        return state_SGMPN
 
 
 def _joined(x_SGMQP: Tensor) -> Tensor:
@@ -102,7 +104,8 @@ def _joined(x_SGMQP: Tensor) -> Tensor:
 
 def _split(x_SGQX: Tensor, width: int) -> Tensor:
     """Return [S, G, M, Q, P] of [S, G, Q, M · P]."""
-    return x_SGQX.unflatten(3, (-1, width)).transpose(2, 3)
+    x_SGMQP: Tensor = x_SGQX.unflatten(3, (-1, width)).transpose(2, 3)
+    return x_SGMQP
 
 
 def _read_state(wide: _Wide, chunk: _Chunk, state_SGXN: Tensor) -> Tensor:

@@ -4,8 +4,9 @@ A sublayer adds to the residual stream: x = x + residual_multiplier · mixer(rms
 that weights, adapters and exports speak of the same things.
 """
 
+import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 
 class MixerSpec(Protocol):
@@ -65,11 +66,50 @@ class MlpSpec:
 
 
 @dataclass(frozen=True)
+class MambaSpec:
+    """Mamba-1. `norms` puts an RMSNorm on step, B and C: none, weightless (FalconMamba) or weighted (Jamba)."""
+
+    inner: int
+    state: int
+    conv_kernel: int
+    dt_rank: int
+    conv_bias: bool = True
+    proj_bias: bool = False
+    norms: Literal["none", "weightless", "weighted"] = "none"
+    norm_eps: float = 1e-6
+
+
+@dataclass(frozen=True)
+class Mamba2Spec:
+    """Mamba-2: `heads` of width `head_dim` in `groups` that share B and C.
+
+    `norm_groups` parts of the gated norm are normalised apart; steps are clamped to `dt_limit`.
+    """
+
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    conv_kernel: int
+    norm_eps: float
+    norm_groups: int = 1
+    conv_bias: bool = True
+    proj_bias: bool = False
+    dt_limit: tuple[float, float] = (0.0, math.inf)
+
+    @property
+    def inner(self) -> int:
+        """Width of the scan's input."""
+        return self.heads * self.head_dim
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Widths and names of a whole model, and its layers.
 
     `embedding`, `final_norm` and `head` are module names; without `final_norm` the head reads the residual stream as it
-    is. `logits_divisor` divides the logits, `embedding_multiplier` scales the looked-up rows.
+    is. `logits_divisor` divides the logits, `embedding_multiplier` scales the looked-up rows. With `wide_residual` the
+    residual stream is float32 or wider, whatever the weights are.
     """
 
     vocab_size: int
@@ -85,3 +125,4 @@ class ModelConfig:
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logits_divisor: float = 1.0
+    wide_residual: bool = False

@@ -2,7 +2,12 @@
 
 from workers.loading.architectures.base import Architecture
 from workers.loading.architectures.llama import LLAMA
+from workers.loading.architectures.mamba import FALCON_MAMBA, MAMBA
+from workers.loading.architectures.mamba2 import MAMBA2
 
 ARCHITECTURES: dict[str, Architecture] = {
+    "FalconMambaForCausalLM": FALCON_MAMBA,
     "LlamaForCausalLM": LLAMA,
+    "Mamba2ForCausalLM": MAMBA2,
+    "MambaForCausalLM": MAMBA,
 }

@@ -1,0 +1,107 @@
+"""What the state-space layers share: rows cut into runs of sequences, the convolution before the scan, their states.
+
+Knows tensors, lengths and states. Legend: T rows, S sequences of a run, L tokens of one, C channels, W taps.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from workers.kernels.causal_conv import causal_conv
+from workers.models.layers.runs import equal_runs
+from workers.models.weight import Weight, new_weight
+
+
+class RecurrentState:
+    """Of one sequence: the convolution's last W − 1 inputs and the scan's state, None before the first token."""
+
+    def __init__(self, taps_WC: Tensor | None = None, scan: Tensor | None = None) -> None:
+        self.taps_WC = taps_WC
+        self.scan = scan
+
+    def clone(self) -> "RecurrentState":
+        """Return an independent copy; states are replaced, never written in place."""
+        return RecurrentState(self.taps_WC, self.scan)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbouring sequences of equal length: their rows, and their states where there are some."""
+
+    count: int
+    length: int
+    rows: slice
+    states: Sequence[RecurrentState] | None
+
+    def of(self, x_TC: Tensor) -> Tensor:
+        """View the run's rows as [S, L, ...]."""
+        return x_TC[self.rows].view(self.count, self.length, *x_TC.shape[1:])
+
+    def scan_states(self) -> Tensor | None:
+        """Return the scan's states before the run [S, ...], None at the start of all."""
+        if self.states is None or all(state.scan is None for state in self.states):
+            return None
+        known = next(state.scan for state in self.states if state.scan is not None)
+        return torch.stack([torch.zeros_like(known) if s.scan is None else s.scan for s in self.states])
+
+    def keep_scan(self, last_S: Tensor) -> None:
+        """Remember the scan's states after the run."""
+        for state, last in zip(self.states or (), last_S.unbind(0), strict=self.states is not None):
+            state.scan = last
+
+
+def runs_of(lengths: Sequence[int], states: Sequence[RecurrentState] | None) -> list[Run]:
+    """Return the runs of a packed batch; `states` has one entry a sequence."""
+    pairs = equal_runs(lengths)
+    rows = list(accumulate((count * length for count, length in pairs), initial=0))
+    firsts = list(accumulate((count for count, _ in pairs), initial=0))
+    return [
+        Run(count, length, slice(rows[i], rows[i + 1]), states and states[firsts[i] : firsts[i + 1]])
+        for i, (count, length) in enumerate(pairs)
+    ]
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    """Lay the runs' results [S, L, ...] end to end [T, ...]."""
+    flat = [part.flatten(0, 1) for part in parts]
+    return flat[0] if len(flat) == 1 else torch.cat(flat)
+
+
+class Convolution:
+    """`conv1d`: depthwise and causal, with SiLU. Weights in float32 or wider, under the names that torch gives them."""
+
+    def __init__(
+        self, prefix: str, shape: tuple[int, int], device: torch.device, dtype: torch.dtype, *, bias: bool
+    ) -> None:
+        channels, taps = shape
+        name = f"{prefix}.conv1d"
+        self.weight = new_weight(f"{name}.weight", (channels, 1, taps), device, dtype, wide=True, dense_target="conv1d")
+        self.bias = None
+        if bias:
+            self.bias = new_weight(f"{name}.bias", (channels,), device, dtype, wide=True, dense_target="conv1d")
+
+    def weights(self) -> list[Weight]:
+        """Return the kernel and, if there is one, the bias."""
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+    def forward(self, x_TC: Tensor, runs: list[Run], slot: int) -> Tensor:
+        """Return silu(conv(x)) [T, C], continuing each sequence's state and updating it."""
+        weight_CW, bias_C = self.weight.of(slot).squeeze(1), None if self.bias is None else self.bias.of(slot)
+        parts = []
+        for run in runs:
+            x_SLC = run.of(x_TC)
+            y_SLC, after_SWC = causal_conv(x_SLC, weight_CW, bias_C, _taps(run, x_SLC, weight_CW), activate=True)
+            for state, after_WC in zip(run.states or (), after_SWC.unbind(0), strict=run.states is not None):
+                state.taps_WC = after_WC.clone()
+            parts.append(y_SLC)
+        return joined(parts)
+
+
+def _taps(run: Run, x_SLC: Tensor, weight_CW: Tensor) -> Tensor | None:
+    if run.states is None or all(state.taps_WC is None for state in run.states):
+        return None
+    zeros = x_SLC.new_zeros(weight_CW.shape[1] - 1, x_SLC.shape[2])
+    return torch.stack([zeros if state.taps_WC is None else state.taps_WC for state in run.states])
