@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,11 +48,15 @@ class Server:
         return OpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0, timeout=120.0)
 
 
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Start `graft serve`; at the end ask it to stop and check that it leaves nothing behind."""
-    folder = tmp_path_factory.mktemp("e2e")
+@contextmanager
+def running_server(folder: Path, config: str = "") -> Iterator[Server]:
+    """Start `graft serve` in an empty folder; at the end ask it to stop and check that it leaves nothing behind.
+
+    `config` is the text of graft.toml; without one the model of the wheel is served.
+    """
     data_dir, log = folder / "data", folder / "serve.log"
+    if config:
+        (folder / "graft.toml").write_text(config)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -71,6 +76,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     assert process.returncode == 0
     assert rest == ""
     assert not (data_dir / "deployment.json").exists()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server of the wheel's model."""
+    with running_server(tmp_path_factory.mktemp("e2e")) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import structlog
 
 from app.db import queue
 from app.db.blobs import CHUNK_BYTES
-from app.db.queue import ClaimedMerge, StaleLeaseError, StoredOutput
+from app.db.queue import ClaimedMerge, StagedBytes, StaleLeaseError
 from app.db.repositories import adapters
 from app.db.tables import File
 from workers.lora.adapter import AdapterWeights
@@ -72,10 +72,10 @@ def _merge(room: JobRoom, job: ClaimedMerge, watch: LeaseWatch, recorder: Record
     return True
 
 
-def _store(room: JobRoom, job: ClaimedMerge, watch: LeaseWatch, source: BinaryIO) -> Pauses[StoredOutput | bool]:
+def _store(room: JobRoom, job: ClaimedMerge, watch: LeaseWatch, source: BinaryIO) -> Pauses[StagedBytes | bool]:
     """Return what was stored, or how the job ended meanwhile."""
     blob_id = yield from patiently(
-        lambda: queue.begin_output(room.database, job.lease), what="store", patience=FINISH_PATIENCE
+        lambda: queue.begin_staging(room.database, job.lease), what="store", patience=FINISH_PATIENCE
     )
     digest, size, position = hashlib.sha256(), 0, 0
     for chunks in _batches(source):
@@ -87,12 +87,12 @@ def _store(room: JobRoom, job: ClaimedMerge, watch: LeaseWatch, source: BinaryIO
             size += len(chunk)
 
         def extend(at: int = position, pieces: list[bytes] = chunks) -> None:
-            queue.extend_output(room.database, job.lease, blob_id, at, pieces)
+            queue.extend_staged(room.database, job.lease, blob_id, at, pieces)
 
         yield from patiently(extend, what="store", patience=FINISH_PATIENCE)
         position += len(chunks)
         yield 0.0
-    return StoredOutput(blob_id, digest.hexdigest(), size)
+    return StagedBytes(blob_id, digest.hexdigest(), size)
 
 
 def _batches(source: BinaryIO) -> Iterator[list[bytes]]:

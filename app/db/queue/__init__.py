@@ -16,9 +16,10 @@ from app.db.queue.finish import (
 )
 from app.db.queue.lease import ClaimedJob, ClaimedMerge, Lease, StaleLeaseError, heartbeat
 from app.db.queue.leftovers import drop_leftovers
-from app.db.queue.output import StoredOutput, begin_output, extend_output, finish_merged
+from app.db.queue.output import finish_merged
 from app.db.queue.progress import record_progress, save_checkpoint
 from app.db.queue.snapshots import SavedSnapshot, load_snapshot, save_snapshot
+from app.db.queue.staging import StagedBytes, begin_staging, extend_staged
 
 __all__ = [
     "ClaimedJob",
@@ -27,12 +28,12 @@ __all__ = [
     "NewVersion",
     "PublishError",
     "SavedSnapshot",
+    "StagedBytes",
     "StaleLeaseError",
-    "StoredOutput",
-    "begin_output",
+    "begin_staging",
     "claim",
     "drop_leftovers",
-    "extend_output",
+    "extend_staged",
     "finish_cancelled",
     "finish_failed",
     "finish_merged",

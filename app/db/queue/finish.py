@@ -7,12 +7,14 @@ from sqlalchemy import case, null, update
 from sqlalchemy.orm import Session
 
 from app.contracts.training import JobStatus, TrainingResult
+from app.db.blobs import delete_blob_if_unused
 from app.db.queue.lease import Lease, fence
 from app.db.queue.leftovers import drop_leftovers
+from app.db.queue.staging import seal, stage_if_large
 from app.db.repositories import adapters
 from app.db.repositories.jobs import NewEvent, add_event
 from app.db.session import Database
-from app.db.tables import Adapter, AdapterVersion, Job, db_now
+from app.db.tables import Adapter, AdapterVersion, Blob, Job, db_now
 
 
 class PublishError(Exception):
@@ -43,16 +45,20 @@ def finish_succeeded(
     """
     refusal = None
     published = None
+    staged = None if version is None else stage_if_large(db, lease, version.weights)
     with db.write() as session:
+        fence(session, lease)
+        blob = None if staged is None else seal(session, lease.tenant_id, staged)
         end(session, lease, "succeeded", result=result.model_dump())
-        if version is None:
+        if version is None or blob is None:
             rolled_back = NewEvent(f"Nothing published, rolled back: {result.rollback_reason}", "warn")
             add_event(session, lease.tenant_id, lease.job_id, rolled_back)
         else:
             try:
-                published = _publish(session, lease, version)
+                published = _publish(session, lease, version, blob)
             except PublishError as error:
                 refusal = error
+                delete_blob_if_unused(session, lease.tenant_id, blob.id)
                 _refuse(session, lease, error)
     if refusal is not None:
         raise refusal
@@ -101,14 +107,14 @@ def end(session: Session, lease: Lease, status: JobStatus, **changes: object) ->
     drop_leftovers(session, lease.tenant_id, lease.job_id)
 
 
-def _publish(session: Session, lease: Lease, new: NewVersion) -> AdapterVersion:
+def _publish(session: Session, lease: Lease, new: NewVersion, blob: Blob) -> AdapterVersion:
     job = session.get_one(Job, lease.job_id)
     adapter = _target(session, job)
     version = adapters.add_version(
         session,
         job.tenant_id,
         adapter,
-        weights=new.weights,
+        weights=blob,
         config=new.config,
         metrics=new.metrics,
         job_id=job.id,

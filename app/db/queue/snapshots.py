@@ -7,8 +7,9 @@ from sqlalchemy import Select, delete, select
 from sqlalchemy.orm import Session
 
 from app.core.ids import new_id
-from app.db.blobs import BlobCorruptError, delete_blob_if_unused, read_blob, write_blob
+from app.db.blobs import BlobCorruptError, delete_blob_if_unused, read_blob
 from app.db.queue.lease import Lease, fence
+from app.db.queue.staging import seal, stage_if_large
 from app.db.session import Database
 from app.db.tables import JobSnapshot
 
@@ -26,12 +27,13 @@ class SavedSnapshot:
 
 def save_snapshot(db: Database, lease: Lease, step: int, tensors: bytes, manifest: Mapping[str, object]) -> None:
     """Store a resume point, replacing one of the same step, and drop all but the newest two. Raises StaleLeaseError."""
+    stored = stage_if_large(db, lease, tensors)
     with db.write() as session:
         fence(session, lease)
         rows = session.scalars(_newest_first(lease.tenant_id, lease.job_id)).all()
         older = [row for row in rows if row.step < step]
         _drop(session, [row for row in rows if row.step >= step] + older[KEPT - 1 :])
-        blob = write_blob(session, lease.tenant_id, tensors)
+        blob = seal(session, lease.tenant_id, stored)
         session.add(
             JobSnapshot(
                 id=new_id("snap"),

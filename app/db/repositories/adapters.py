@@ -10,7 +10,7 @@ from app.core.ids import new_id
 from app.db import dialects
 from app.db.blobs import write_blob
 from app.db.repositories.paging import Order, fetch_page
-from app.db.tables import Adapter, AdapterVersion, JobCheckpoint, db_now
+from app.db.tables import Adapter, AdapterVersion, Blob, JobCheckpoint, db_now
 
 
 class AdapterConflictError(Exception):
@@ -158,14 +158,14 @@ def add_version(
     tenant_id: str,
     adapter: Adapter,
     *,
-    weights: bytes | BinaryIO,
+    weights: bytes | BinaryIO | Blob,
     config: Mapping[str, object],
     metrics: Mapping[str, object],
     job_id: str | None = None,
     parent_version: int | None = None,
 ) -> AdapterVersion:
     """Store the next version of the adapter and make it the active one."""
-    blob = write_blob(session, tenant_id, weights)
+    blob = weights if isinstance(weights, Blob) else write_blob(session, tenant_id, weights)
     number = session.scalar(
         update(Adapter)
         .where(Adapter.id == adapter.id, *_of(tenant_id))

@@ -9,7 +9,7 @@ from sqlalchemy import func, select
 from app.contracts.merge import MergeConfig, MergeResult
 from app.db import queue
 from app.db.blobs import CHUNK_BYTES, BlobNotFoundError, extend_blob, read_blob, write_blob
-from app.db.queue import ClaimedMerge, StaleLeaseError, StoredOutput
+from app.db.queue import ClaimedMerge, StagedBytes, StaleLeaseError
 from app.db.repositories import adapters, files, jobs
 from app.db.session import Database
 from app.db.tables import Blob, BlobChunk, File
@@ -39,11 +39,11 @@ def claim(database: Database, worker_id: str = "worker-1") -> ClaimedMerge:
     return claimed
 
 
-def store(database: Database, claimed: ClaimedMerge) -> StoredOutput:
-    blob_id = queue.begin_output(database, claimed.lease)
+def store(database: Database, claimed: ClaimedMerge) -> StagedBytes:
+    blob_id = queue.begin_staging(database, claimed.lease)
     for position, piece in enumerate(PIECES):
-        queue.extend_output(database, claimed.lease, blob_id, position, [piece])
-    return StoredOutput(blob_id, hashlib.sha256(CONTENT).hexdigest(), len(CONTENT))
+        queue.extend_staged(database, claimed.lease, blob_id, position, [piece])
+    return StagedBytes(blob_id, hashlib.sha256(CONTENT).hexdigest(), len(CONTENT))
 
 
 def count(database: Database, table: type[Blob] | type[BlobChunk] | type[File]) -> int:
@@ -56,7 +56,7 @@ def test_an_output_becomes_a_file_of_the_tenant(database: Database, tenant: str)
     claimed = claim(database)
     assert (claimed.config, claimed.adapter_name, claimed.attempts) == (CONFIG, "support", 1)
     output = store(database, claimed)
-    queue.extend_output(database, claimed.lease, output.blob_id, 0, PIECES[:1])  # a commit whose answer was lost
+    queue.extend_staged(database, claimed.lease, output.blob_id, 0, PIECES[:1])  # a commit whose answer was lost
     file = queue.finish_merged(database, claimed.lease, output, "support-1.tar")
     job = rows.read_job(database, job_id)
     assert (job.status, job.result_version_id) == ("succeeded", None)
@@ -120,7 +120,7 @@ def test_every_way_to_end_drops_what_was_stored(database: Database, tenant: str,
     if end == "taken over":
         rows.expire_lease(database, job_id)
         second = claim(database, "worker-2")
-        queue.begin_output(database, second.lease)
+        queue.begin_staging(database, second.lease)
     else:
         queue.give_back(database, claimed.lease)
         with database.write() as session:
@@ -137,9 +137,9 @@ def test_a_stale_worker_stores_and_finishes_nothing(database: Database, tenant: 
     fast = claim(database, "worker-2")
     before = rows.dump(database)
     with pytest.raises(StaleLeaseError):
-        queue.begin_output(database, slow.lease)
+        queue.begin_staging(database, slow.lease)
     with pytest.raises(StaleLeaseError):
-        queue.extend_output(database, slow.lease, output.blob_id, 9, [b"late"])
+        queue.extend_staged(database, slow.lease, output.blob_id, 9, [b"late"])
     with pytest.raises(StaleLeaseError):
         queue.finish_merged(database, slow.lease, output, "late.tar")
     assert rows.dump(database) == before

@@ -17,9 +17,9 @@ PATH = "/v1/adapters/mine/versions/1/merge"
 
 def merge_it(database: Database, job: queue.ClaimedMerge) -> None:
     """End a merge as a worker does."""
-    blob_id = queue.begin_output(database, job.lease)
-    queue.extend_output(database, job.lease, blob_id, 0, [MERGED])
-    output = queue.StoredOutput(blob_id, hashlib.sha256(MERGED).hexdigest(), len(MERGED))
+    blob_id = queue.begin_staging(database, job.lease)
+    queue.extend_staged(database, job.lease, blob_id, 0, [MERGED])
+    output = queue.StagedBytes(blob_id, hashlib.sha256(MERGED).hexdigest(), len(MERGED))
     queue.finish_merged(database, job.lease, output, f"{job.adapter_name}-{job.config.version}.tar")
 
 
