@@ -10,7 +10,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from app.contracts.base_models import ModuleShape
 from tests.llama import llama_config
 from workers.loading import LoadedBase, load_base_model
-from workers.lora.adapter import AdapterWeights
 from workers.models.language_model import LanguageModel
 
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -97,9 +96,3 @@ def module_shapes(model: LanguageModel) -> dict[str, ModuleShape]:
         name: ModuleShape(out_features=module.out_features, in_features=module.in_features)
         for name, module in model.adaptable().items()
     }
-
-
-def own_weights(model: LanguageModel) -> AdapterWeights:
-    """An adapter that holds every weight of the base as its own."""
-    own = {name: weight.base.clone() for name, weight in model.weights().items()}
-    return AdapterWeights({}, {}, alpha=1.0, rank=1, targets=[], own=own)

@@ -1,63 +1,26 @@
 """Every gradient against central differences in float64: all base weights, and both factors of all seven targets."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
 
 from app.contracts.training import LoRAConfig
-from tests.models.conftest import TARGETS, module_shapes, own_weights, random_model
+from tests.models.conftest import TARGETS, module_shapes, random_model
+from tests.models.exactness import assert_every_weight, assert_gradients, model_loss
 from workers.lora.adapter import AdapterWeights, init_adapter
 from workers.lora.bank import AdapterBank
-from workers.models.batch import pack
 from workers.models.language_model import LanguageModel
 
 SEQUENCES = [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 3]]
-STEP = 1e-6
-
-
-def _central_difference(loss: Callable[[], Tensor], parameter: Tensor) -> Tensor:
-    result = torch.empty_like(parameter)
-    flat, out = parameter.data.view(-1), result.view(-1)
-    with torch.no_grad():
-        for i in range(len(flat)):
-            value = float(flat[i])
-            flat[i] = value + STEP
-            above = float(loss())
-            flat[i] = value - STEP
-            out[i] = (above - float(loss())) / (2 * STEP)
-            flat[i] = value
-    return result
-
-
-def _assert_gradients(loss: Callable[[], Tensor], parameters: dict[str, Tensor]) -> None:
-    loss().backward()
-    for name, parameter in parameters.items():
-        assert parameter.grad is not None, name
-        assert parameter.grad.abs().max() > 0, name
-        expected = _central_difference(loss, parameter)
-        assert torch.allclose(parameter.grad, expected, rtol=1e-5, atol=1e-7), name
 
 
 def _model_loss(model: LanguageModel, slots: list[int]) -> Tensor:
-    hidden_TD = model.hidden(pack(SEQUENCES, slots, "cpu"))
-    targets_T = torch.tensor([(3 * i) % 11 for i in range(len(hidden_TD))])
-    weights_T = torch.linspace(0.5, 1.5, len(hidden_TD), dtype=torch.float64)
-    slots_T = torch.tensor(slots).repeat_interleave(torch.tensor([len(s) for s in SEQUENCES]))
-    losses = [
-        model.nll(hidden_TD[slots_T == s], targets_T[slots_T == s], s) @ weights_T[slots_T == s] for s in set(slots)
-    ]
-    return torch.stack(losses).sum()
+    return model_loss(model, slots, SEQUENCES)
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_every_weight_of_a_model(tied: bool) -> None:
-    model = random_model(torch.float64, tied=tied)
-    bank = AdapterBank(model)
-    bank.load(0, own_weights(model), trainable=True)
-    assert len(bank.parameters(0)) == len(model.weights())
-    _assert_gradients(lambda: _model_loss(model, [0, 0, 0]), dict(bank.parameters(0)))
+    assert_every_weight(random_model(torch.float64, tied=tied).config)
 
 
 def _adapter(model: LanguageModel, seed: int, rank: int, targets: list[str]) -> AdapterWeights:
@@ -79,7 +42,7 @@ def test_every_factor_of_every_target(slots: list[int], tied: bool) -> None:
     bank.load(2, _adapter(model, 2, 3, ["q_proj", "v_proj", "down_proj", "embed_tokens"]), trainable=True)
     used = {name: p for slot in sorted(set(slots) - {-1}) for name, p in _named(bank, slot).items()}
     assert len([name for name in used if name.startswith("0:")]) == 2 * 7 * 2 + 2
-    _assert_gradients(lambda: _model_loss(model, slots), used)
+    assert_gradients(lambda: _model_loss(model, slots), used)
 
 
 def test_dense_deltas_beside_low_rank_terms_in_a_mixed_batch() -> None:
@@ -93,7 +56,7 @@ def test_dense_deltas_beside_low_rank_terms_in_a_mixed_batch() -> None:
     bank.load(2, _adapter(model, 2, 3, TARGETS), trainable=True)
     used = {**_named(bank, 0), **_named(bank, 2)}
     assert len([name for name in used if name.endswith(".delta")]) == 2
-    _assert_gradients(lambda: _model_loss(model, [2, 0, -1]), used)
+    assert_gradients(lambda: _model_loss(model, [2, 0, -1]), used)
 
 
 def _named(bank: AdapterBank, slot: int) -> dict[str, Tensor]:

@@ -13,9 +13,10 @@ from transformers import LlamaForCausalLM
 from app.contracts.training import LoRAConfig
 from tests.models.conftest import TARGETS, load_small, save_llama
 from workers.loading import LoadedBase
-from workers.lora.adapter import AdapterWeights, init_adapter
+from workers.lora.adapter import AdapterWeights
 from workers.lora.adapter_file import from_peft, to_peft
 from workers.lora.bank import AdapterBank
+from workers.lora.new_adapter import new_lora
 from workers.models.batch import pack
 
 PROMPT = [5, 17, 80, 3, 44, 9, 61, 2, 33, 70, 12]
@@ -34,7 +35,7 @@ def _theirs(model: torch.nn.Module) -> torch.Tensor:
 
 
 def _filled(base: LoadedBase, rank: int, targets: list[str]) -> AdapterWeights:
-    adapter = init_adapter(base.info.modules, LoRAConfig(rank=rank, alpha=12, targets=targets, seed=3))
+    adapter = new_lora(base.info, LoRAConfig(rank=rank, alpha=12, targets=targets, seed=3))
     for _, b_NR in adapter.tensors.values():
         b_NR.normal_(0, 0.3)
     return adapter

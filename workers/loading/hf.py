@@ -11,6 +11,8 @@ from torch import Tensor
 
 from workers.loading.architectures import ARCHITECTURES
 from workers.loading.architectures.base import Architecture, Json, LoadingError
+from workers.loading.architectures.mamba_ssm import NAME as MAMBA_SSM_NAME
+from workers.loading.architectures.mamba_ssm import is_mamba_ssm
 from workers.loading.checkpoint import Checkpoint
 from workers.loading.tokenizer_files import find_tokenizer
 from workers.models.config import ModelConfig
@@ -29,6 +31,8 @@ def _json(path: Path, *, required: bool = True) -> Json:
 
 
 def _architecture(config: Json) -> str:
+    if is_mamba_ssm(config):
+        return MAMBA_SSM_NAME
     names = config.get("architectures") or [config.get("model_type")]
     if len(names) != 1 or names[0] not in ARCHITECTURES:
         raise LoadingError(f"config.json: architecture {names} is not supported, only {', '.join(ARCHITECTURES)}")
@@ -48,7 +52,9 @@ def _files(directory: Path) -> list[Path]:
 def _tensors(directory: Path, architecture: Architecture, config: ModelConfig) -> Iterator[tuple[str, Tensor]]:
     for path in _files(directory):
         if not path.exists():
-            raise LoadingError(f"{path} is missing")
+            pickled = path.with_name("pytorch_model.bin").exists()
+            hint = "; pytorch_model.bin is a pickle, which is never read: convert it to safetensors" if pickled else ""
+            raise LoadingError(f"{path} is missing{hint}")
         with safe_open(path, framework="pt") as shard:
             for name in shard.keys():  # noqa: SIM118 (not a mapping)
                 # Buffers and a copy of the tied embedding, which some writers add.

@@ -4,10 +4,13 @@ from workers.loading.architectures.base import Architecture
 from workers.loading.architectures.llama import LLAMA
 from workers.loading.architectures.mamba import FALCON_MAMBA, MAMBA
 from workers.loading.architectures.mamba2 import MAMBA2
+from workers.loading.architectures.mamba_ssm import MAMBA_SSM
+from workers.loading.architectures.mamba_ssm import NAME as MAMBA_SSM_NAME
 
 ARCHITECTURES: dict[str, Architecture] = {
     "FalconMambaForCausalLM": FALCON_MAMBA,
     "LlamaForCausalLM": LLAMA,
     "Mamba2ForCausalLM": MAMBA2,
     "MambaForCausalLM": MAMBA,
+    MAMBA_SSM_NAME: MAMBA_SSM,
 }
