@@ -43,27 +43,39 @@ class Shard:
 class ShardGroup:
     """The trainers of a process group, one shard each; all of them must take every step together."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        self._group, self._device = group, device
         self.shard = Shard(dist.get_rank(group), dist.get_world_size(group))
 
     def owned(self, names: Iterable[str]) -> frozenset[str]:
         """Return the parameters stepped here."""
         return self.shard.owned(names)
 
-    def sum_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        """Add up, in place, what each trainer computed on its part of the step's data."""
-        if not gradients:
-            return
-        flat = torch.cat([g.reshape(-1) for g in gradients.values()])
+    def total(self, value: float) -> float:
+        """Return the sum of what each trainer gives."""
+        told = torch.tensor(value, dtype=torch.float64, device=self._device)
+        dist.all_reduce(told, group=self._group)
+        return float(told)
+
+    def sum_gradients(self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the sums of what each trainer computed on its part of the step's data.
+
+        A parameter has a gradient if it has one in any trainer.
+        """
+        present = torch.tensor([name in gradients for name in parameters], dtype=torch.int64, device=self._device)
+        dist.all_reduce(present, group=self._group)
+        names = [name for name, count in zip(parameters, present.tolist(), strict=True) if count]
+        if not names:
+            return {}
+        mine = [gradients.get(name, torch.zeros_like(parameters[name])).reshape(-1) for name in names]
+        flat = torch.cat(mine)
         dist.all_reduce(flat, group=self._group)
-        for gradient, part in zip(gradients.values(), flat.split([g.numel() for g in gradients.values()]), strict=True):
-            gradient.copy_(part.view_as(gradient))
+        parts = flat.split([part.numel() for part in mine])
+        return {name: part.view(parameters[name].shape) for name, part in zip(names, parts, strict=True)}
 
     def gather(self, parameters: Mapping[str, Tensor], stepped: Collection[str], proposal: Proposal) -> Proposal:
         """Return everybody's new weights with the moments kept here; not finite if anyone's step is not."""
-        device = next(iter(parameters.values())).device
-        told = torch.tensor([0 if proposal.finite else 1, proposal.clamped], dtype=torch.int64, device=device)
+        told = torch.tensor([0 if proposal.finite else 1, proposal.clamped], dtype=torch.int64, device=self._device)
         dist.all_reduce(told, group=self._group)
         refused, clamped = told.tolist()
         if refused:

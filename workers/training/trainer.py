@@ -17,17 +17,25 @@ from workers.lora.adapter import AdapterWeights
 from workers.lora.bank import AdapterBank
 from workers.models.language_model import LanguageModel
 from workers.models.scoring import sequence_nll
-from workers.training.adamw import AdamWConfig, StepOutcome, adamw_step
+from workers.training.adamw import StepOutcome, adamw_step
 from workers.training.clock import SliceClock
 from workers.training.dataset import Window, build_dataset, count_tokens, flatten
 from workers.training.errors import TrainingError
 from workers.training.evaluation import perplexity, regression, split_for_gate
 from workers.training.events import EpochDone, Finished, RunEvent, SetBack, StepDone
-from workers.training.gradient_check import DUE_AFTER_STEPS, require_gradients, still_without
+from workers.training.gradient_check import (
+    DUE_AFTER_STEPS,
+    must_have_gradients,
+    require_gradients,
+    still_without,
+)
 from workers.training.identity import run_id
 from workers.training.loss import nll_sum
+from workers.training.optimizer import optimizer_of
 from workers.training.packing import StepPlan, plan_epoch, split_by_tokens, steps_per_epoch
+from workers.training.probe import is_fresh, require_effect
 from workers.training.schedule import learning_rate
+from workers.training.sharding import ShardGroup, optimizer_bytes
 from workers.training.snapshot import Snapshot, decode, encode
 from workers.training.state import Progress, RunState, go_back, good_copy
 
@@ -40,12 +48,13 @@ SLICE_TOKENS_ACCELERATOR = 8192
 
 
 class TrainingRun:
-    """Trains the adapter in `slot` of `bank`, starting from `start`, which it loads there.
+    """Trains the adapter in `slot` of `bank`, starting from `start`, which it loads there: all that `start` holds.
 
     `slices()` may be run once. `restore()` continues from a snapshot of the same run, in this or another process; on a
     CPU with the same number of threads the end is bit-identical to the unbroken run's. Raises TrainingError
     `no_trainable_tokens` when nothing can be learnt from `train`, `no_retention_tokens` when nothing in `retention` can
-    tell whether the model forgets.
+    tell whether the model forgets. In a `group` every trainer makes the same run and takes every step together with the
+    others: each computes the gradients of its share of the micro-batches and steps its share of the parameters.
     """
 
     def __init__(  # noqa: PLR0917 (all eight are what a run is made of)
@@ -58,6 +67,8 @@ class TrainingRun:
         train: Sequence[TokenizedExample],
         validation: Sequence[TokenizedExample] | None = None,
         retention: Sequence[TokenizedExample] | None = None,
+        *,
+        group: ShardGroup | None = None,
     ) -> None:
         self._model, self._bank, self._slot, self._config, self._start = model, bank, slot, config, start
         settings = config.training
@@ -75,7 +86,9 @@ class TrainingRun:
         self._total_steps = steps * settings.epochs
         self._total_tokens = count_tokens(self._data.train) * settings.epochs
         self._slice_tokens = SLICE_TOKENS.get(model.device.type, SLICE_TOKENS_ACCELERATOR)
-        numerics = f"{model.dtype} {self._slice_tokens}"
+        self._group = group
+        self._optimizer = optimizer_of(config, model, start, group)
+        numerics = f"{model.dtype} {self._slice_tokens}" + (f" {group.shard}" if group else "")
         self._run_id = run_id(config, start, (self._data.train, self._data.judge, self._retention), numerics)
         self._clock = SliceClock()
         self._measured_from = (0.0, 0)
@@ -85,7 +98,7 @@ class TrainingRun:
         """Put weights, moments, step, data order and counters where they were before the first step."""
         self._bank.load(self._slot, self._start, trainable=True)
         parameters: dict[str, Tensor] = dict(self._bank.parameters(self._slot))
-        progress = Progress(without_gradient=list(parameters))
+        progress = Progress(without_gradient=must_have_gradients(parameters))
         self.state = RunState(parameters, {}, good_copy(parameters, {}), progress)
 
     def snapshot(self) -> Snapshot:
@@ -104,12 +117,14 @@ class TrainingRun:
     def slices(self) -> Iterator[RunEvent | None]:
         """Do one micro-batch, or one slice of evaluation, per item; the last item is Finished.
 
-        Raises TrainingError `zero_gradient` or, with the gate off, `diverged`.
+        Raises TrainingError `no_effect`, `zero_gradient` or, with the gate off, `diverged`.
         """
         return self._clock.timed(self._run())
 
     def _run(self) -> Iterator[RunEvent | None]:
         settings, progress = self._config.training, self.state.progress
+        if progress.step == 0 and self._config.mode != "full" and is_fresh(self.state.weights):
+            yield from require_effect(self._model, self._slot, self.state.weights)
         if self._judging and progress.perplexity_before is None:
             progress.perplexity_before = yield from self._measure_start(self._data.judge)
         if self._retention and progress.retention_before is None:
@@ -151,21 +166,27 @@ class TrainingRun:
         progress = self.state.progress
         progress.set_back += 1
         progress.skipped_in_a_row = 0
-        progress.without_gradient, progress.telling_steps = list(self.state.weights), 0  # B may be zero once more
+        progress.without_gradient, progress.telling_steps = (
+            must_have_gradients(self.state.weights),
+            0,
+        )  # B may be zero once more
         return SetBack(progress.step, progress.set_back, 0.5**progress.set_back)
 
     def _step(self, plan: StepPlan) -> Iterator[RunEvent | None]:
         """One optimizer step: the loss is the mean over the step's counted positions, whatever the micro-batches."""
         parts = [p for batch in plan.micro_batches for p in split_by_tokens(batch, self._slice_tokens)]
+        if self._group:
+            parts = parts[self._group.shard.index :: self._group.shard.count]
         nll = 0.0
         for index, part in enumerate(parts):
-            loss = nll_sum(self._model, part, self._slot)
+            loss = nll_sum(self._model, part, self._slot, recompute=self._config.training.activation_checkpointing)
             nll += loss.item()
             if not math.isfinite(nll):
                 break
             (loss / plan.targets).backward()
             if index + 1 < len(parts):
                 yield None
+        nll = self._group.total(nll) if self._group else nll
         rate = learning_rate(
             self.state.progress.step + 1,
             total_steps=self._total_steps,
@@ -180,20 +201,22 @@ class TrainingRun:
         yield StepDone(self._metrics(nll / plan.targets, rate, outcome))
 
     def _apply(self, plan: StepPlan, rate: float) -> StepOutcome:
-        settings, state = self._config.training, self.state
+        state, optimizer = self.state, self._optimizer
         gradients = {name: p.grad for name, p in state.weights.items() if p.grad is not None}
-        config = AdamWConfig(
-            settings.beta1,
-            settings.beta2,
-            settings.eps,
-            settings.weight_decay,
-            settings.max_grad_norm,
-            self._config.trust_region.max_delta,
-        )
+        if self._group:
+            gradients = self._group.sum_gradients(state.weights, gradients)
         progress = state.progress
         applied = progress.step - progress.skipped
         before = good_copy(state.weights, state.moments) if applied and applied % GOOD_EVERY_STEPS == 0 else state.good
-        outcome = adamw_step(state.weights, gradients, state.moments, learning_rate=rate, config=config)
+        outcome = adamw_step(
+            state.weights,
+            gradients,
+            state.moments,
+            learning_rate=rate,
+            config=optimizer.config,
+            bound=optimizer.bound,
+            exchange=optimizer.exchange,
+        )
         if outcome.applied:
             state.good = before
         if outcome.applied and plan.attends and progress.without_gradient:
@@ -229,6 +252,7 @@ class TrainingRun:
             grad_norm=outcome.grad_norm if math.isfinite(outcome.grad_norm) else None,
             learning_rate=rate,
             clamped=outcome.clamped,
+            scaled=outcome.scaled,
             skipped=not outcome.applied,
             tokens=progress.tokens,
             tokens_per_second=speed,
@@ -299,6 +323,8 @@ class TrainingRun:
             steps=progress.step,
             trained_tokens=progress.tokens,
             duration_ms=round(self._clock.elapsed() * 1000),
+            trainable_parameters=sum(weight.numel() for weight in self.state.weights.values()),
+            optimizer_bytes=optimizer_bytes(self.state.moments),
         )
         if reason is not None:
             self._start_over()

@@ -81,11 +81,10 @@ def _trainer(rank: int, directory: Path, bound: RelativeBound | None) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
     torch.set_num_threads(1)
     assert dist.group.WORLD is not None
-    group = ShardGroup(dist.group.WORLD)
+    group = ShardGroup(dist.group.WORLD, torch.device("cpu"))
     parameters, moments, outcomes = _parameters(), dict[str, Moments](), []
     for step in range(STEPS):
-        gradients = _gradients(step, part=rank)
-        group.sum_gradients(gradients)
+        gradients = group.sum_gradients(parameters, _gradients(step, part=rank))
         outcomes.append(
             adamw_step(parameters, gradients, moments, learning_rate=0.05, config=CONFIG, bound=bound, exchange=group)
         )

@@ -1,13 +1,17 @@
 """A tiny Llama with random weights, a few invented sequences, and a configuration to train it with."""
 
+from math import prod
+
 import torch
 
-from app.contracts.base_models import ModuleShape
+from app.contracts.base_models import BaseModelInfo, ModuleShape
 from app.contracts.training import JobConfig
 from app.text.tokenize import TokenizedExample
 from tests.llama import llama_config
+from tests.tiny_base import tiny_base
 from workers.lora.adapter import AdapterWeights, init_adapter
 from workers.lora.bank import AdapterBank
+from workers.lora.new_adapter import new_full, new_lora, new_wsla
 from workers.models.language_model import LanguageModel
 from workers.training.trainer import TrainingRun
 
@@ -57,7 +61,7 @@ def config_of(**changes: object) -> JobConfig:
     """Return a configuration; `changes` replace fields of whichever section has them."""
     sections: dict[str, dict[str, object]] = {
         "lora": {"rank": 4, "alpha": 8.0, "targets": TARGETS, "seed": 5},
-        "trust_region": {"max_delta": 0.0},
+        "trust_region": {"max_delta": 0.0, "max_relative_update": None},
         "rollback": {"enabled": True, "tolerance": 1.25, "retention_tolerance": None},
         "training": {
             "epochs": 2,
@@ -72,13 +76,45 @@ def config_of(**changes: object) -> JobConfig:
             "gradient_accumulation": 1,
             "warmup_steps": 1,
             "schedule": "cosine",
+            "activation_checkpointing": False,
+            "shard": None,
         },
     }
     top: dict[str, object] = {"mode": "lora", "seed": 7}
+    if changes.get("mode", "lora") != "lora":
+        sections["lora"] = {}
     for key, value in changes.items():
         section = next((s for s in sections.values() if key in s and key != "seed"), top)
         section[key] = value
-    return JobConfig.model_validate(top | sections)
+    return JobConfig.model_validate(top | sections | {"lora": sections["lora"] or None})
+
+
+def info_of(model: LanguageModel) -> BaseModelInfo:
+    """Return the base as a worker describes it, but norms are dense targets and keys the selective projection."""
+    weights = {name: list(weight.shape) for name, weight in model.weights().items()}
+    modules = {
+        name: ModuleShape(out_features=linear.out_features, in_features=linear.in_features)
+        for name, linear in model.linears().items()
+    }
+    return tiny_base().model_copy(
+        update={
+            "parameters": sum(map(prod, weights.values())),
+            "vocab_size": VOCAB,
+            "hidden_size": model.config.hidden_size,
+            "modules": modules,
+            "embedding": model.vocabulary.name,
+            "weights": weights,
+            "tensors": {name: shape for name, shape in weights.items() if name.endswith("layernorm.weight")},
+            "selective": [name for name in weights if name.endswith("k_proj.weight")],
+        }
+    )
+
+
+def start_in_mode(model: LanguageModel, config: JobConfig) -> AdapterWeights:
+    """Return what a new run in the configuration's mode starts from."""
+    if config.lora is not None:
+        return new_lora(info_of(model), config.lora)
+    return new_wsla(info_of(model)) if config.mode == "wsla" else new_full(model)
 
 
 def start_of(model: LanguageModel, config: JobConfig) -> AdapterWeights:
@@ -87,6 +123,7 @@ def start_of(model: LanguageModel, config: JobConfig) -> AdapterWeights:
         name: ModuleShape(out_features=linear.out_features, in_features=linear.in_features)
         for name, linear in model.linears().items()
     }
+    assert config.lora is not None
     return init_adapter(shapes, config.lora)
 
 
@@ -108,6 +145,12 @@ def run_of(
 
 def same_adapter(a: AdapterWeights, b: AdapterWeights) -> bool:
     """Return whether two adapters are bit-identical."""
-    return a.tensors.keys() == b.tensors.keys() and all(
-        torch.equal(x, y) for name in a.tensors for x, y in zip(a.tensors[name], b.tensors[name], strict=True)
+    ours, theirs = _tensors(a), _tensors(b)
+    return ours.keys() == theirs.keys() and all(torch.equal(t, theirs[name]) for name, t in ours.items())
+
+
+def _tensors(adapter: AdapterWeights) -> dict[str, torch.Tensor]:
+    factors = {f"{n}.{i}": factor for n, pair in adapter.tensors.items() for i, factor in enumerate(pair)}
+    return (
+        factors | {f"{n}.delta": t for n, t in adapter.dense.items()} | {f"{n}.own": t for n, t in adapter.own.items()}
     )
