@@ -10,9 +10,10 @@ from torch.utils._pytree import tree_leaves
 
 from app.contracts.training import LoRAConfig
 from tests.llama import llama_config
-from tests.models.conftest import module_shapes, own_weights
+from tests.models.conftest import module_shapes
 from workers.lora.adapter import AdapterWeights, init_adapter
 from workers.lora.bank import AdapterBank
+from workers.lora.new_adapter import new_full
 from workers.models.batch import pack
 from workers.models.language_model import LanguageModel
 
@@ -72,7 +73,7 @@ def _model(layers: int) -> LanguageModel:
 
 def _adapter(model: LanguageModel, kind: str) -> AdapterWeights:
     if kind == "full":
-        return own_weights(model)
+        return new_full(model)
     targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "embed_tokens"]
     adapter = init_adapter(module_shapes(model), LoRAConfig(rank=2, alpha=4, targets=targets, seed=1))
     for _, b_NR in adapter.tensors.values():
