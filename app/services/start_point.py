@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from app.contracts.adapter_format import module_targets, read_graft, trainable_scalars
+from app.contracts.adapter_format import read_graft, targets_of, trainable_scalars
 from app.contracts.base_models import BaseModelInfo
 from app.core.errors import ConflictError, InvalidRequestError
 from app.db.repositories import adapters, base_models
@@ -98,7 +98,7 @@ def _shape(session: Session, name: str, version: AdapterVersion, info: BaseModel
         name=name,
         rank=rank,
         alpha=float(alpha),
-        targets=graft.targets if graft else module_targets(shapes, info),
+        targets=targets_of(shapes, info) if mode == "lora" else [],
         parameters=trainable_scalars(shapes, info),
         mode=mode,
     )

@@ -23,7 +23,7 @@ from app.contracts.adapter_format import (
     twin_keys,
 )
 from app.contracts.base_models import BaseModelInfo
-from app.contracts.targets import EMBEDDINGS
+from app.contracts.targets import EMBEDDINGS, tensor_target
 from app.contracts.training import Mode
 from workers.lora.adapter import AdapterWeights
 
@@ -46,7 +46,7 @@ def to_peft(adapter: AdapterWeights, info: BaseModelInfo) -> tuple[dict[str, obj
             scales=adapter.scales,
         )
     if adapter.own or adapter.dense:
-        config |= graft_part(_mode(adapter), adapter.targets)
+        config |= graft_part(_mode(adapter))
     ordered = {name: tensor.contiguous() for name, tensor in sorted(tensors.items())}
     return config, save(ordered, metadata={"format": "pt"})
 
@@ -71,7 +71,7 @@ def from_peft(config: Mapping[str, object], data: bytes, info: BaseModelInfo) ->
         scales={name: module.scale for name, module in plan.modules.items()},
         alpha=float(str(config.get("lora_alpha", 1.0))),
         rank=int(str(config.get("r", 1))),
-        targets=_targets(plan, info) if plan.targets is None else plan.targets,
+        targets=_targets(plan, info) if plan.mode == "lora" else [],
         dense={name: tensors[key] for name, key in plan.dense.items()},
         own={name: tensors[name] for name in plan.own},
     )
@@ -106,11 +106,10 @@ def _float32(key: str, tensor: Tensor) -> Tensor:
 
 
 def _targets(plan: AdapterPlan, info: BaseModelInfo) -> list[str]:
-    """Return targets that stand for exactly these modules, or the modules' full names."""
-    names = set(plan.modules)
-    linears = names - {info.embedding}
+    """Return targets that stand for exactly what the file adapts; where none do, the modules' full names."""
+    linears = sorted(plan.modules.keys() - {info.embedding})
     suffixes = sorted({name.rpartition(".")[2] for name in linears})
     covered = [name for name in info.modules if name.rpartition(".")[2] in suffixes]
-    if len(covered) != len(linears):
-        return sorted(names)
-    return [*suffixes, *([EMBEDDINGS] if info.embedding in names else [])]
+    others = {EMBEDDINGS} if info.embedding in plan.modules else set()
+    others |= {tensor_target(name) for name in plan.dense}
+    return [*(suffixes if len(covered) == len(linears) else linears), *sorted(others)]

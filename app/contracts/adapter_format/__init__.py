@@ -13,11 +13,11 @@ from app.contracts.adapter_format.names import (
     PREFIX,
     embedding_keys,
     linear_keys,
-    module_targets,
+    targets_of,
     trainable_scalars,
     twin_keys,
 )
-from app.contracts.adapter_format.peft_config import MAX_RANK, GraftPart, read_graft
+from app.contracts.adapter_format.peft_config import MAX_RANK, read_graft
 from app.contracts.adapter_format.plan import AdapterPlan, ModulePlan, plan_adapter
 from app.contracts.adapter_format.writing import graft_part, own_config, peft_config
 
@@ -27,16 +27,15 @@ __all__ = [
     "PREFIX",
     "AdapterFormatError",
     "AdapterPlan",
-    "GraftPart",
     "ModulePlan",
     "embedding_keys",
     "graft_part",
     "linear_keys",
-    "module_targets",
     "own_config",
     "peft_config",
     "plan_adapter",
     "read_graft",
+    "targets_of",
     "trainable_scalars",
     "twin_keys",
 ]

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from math import prod
 
 from app.contracts.base_models import BaseModelInfo
-from app.contracts.targets import EMBEDDINGS, selective_shapes
+from app.contracts.targets import EMBEDDINGS, selective_shapes, tensor_target
 
 PREFIX = "base_model.model."
 DELTA_PREFIX = "graft.delta."
@@ -44,11 +44,17 @@ def delta_shapes(info: BaseModelInfo) -> dict[str, tuple[int, ...]]:
     return {name: tuple(shape) for name, shape in (info.tensors | selective_shapes(info)).items()}
 
 
-def module_targets(keys: Iterable[str], info: BaseModelInfo) -> list[str]:
-    """Return the targets that the low-rank tensors of a file stand for, in the file's order."""
-    modules = [key.removeprefix(PREFIX).rpartition(".lora_")[0] for key in keys if key.startswith(PREFIX)]
+def targets_of(keys: Iterable[str], info: BaseModelInfo) -> list[str]:
+    """Return the targets that a file's low-rank tensors and deltas stand for, in the file's order."""
     named = {info.embedding: EMBEDDINGS, info.tied_head: EMBEDDINGS}
-    return list(dict.fromkeys(named.get(name, name.rpartition(".")[2]) for name in modules if name))
+    targets = []
+    for key in keys:
+        module = key.removeprefix(PREFIX).rpartition(".lora_")[0]
+        if key.startswith(DELTA_PREFIX):
+            targets.append(tensor_target(key.removeprefix(DELTA_PREFIX)))
+        elif module:
+            targets.append(named.get(module, module.rpartition(".")[2]))
+    return list(dict.fromkeys(targets))
 
 
 def trainable_scalars(shapes: Mapping[str, tuple[int, ...]], info: BaseModelInfo) -> int:

@@ -37,8 +37,6 @@ class GraftPart(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     mode: Mode
-    targets: list[str] = []
-    """The names that training was asked to adapt."""
 
 
 class PeftPart(BaseModel):

@@ -16,6 +16,7 @@ from app.contracts.adapter_format.names import (
 from app.contracts.adapter_format.peft_config import MAX_RANK, GraftPart, PeftPart, by_pattern, read_graft, read_peft
 from app.contracts.adapter_format.peft_config import targeted as targeted_modules
 from app.contracts.base_models import BaseModelInfo
+from app.contracts.training import Mode
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -37,14 +38,14 @@ class ModulePlan(NamedTuple):
 class AdapterPlan:
     """What a file holds: low-rank terms by module, deltas by tensor (with their names in the file), or whole tensors.
 
-    `twins` names tensors that must be the transpose of another one. `targets` is None where nobody said.
+    `twins` names tensors that must be the transpose of another one.
     """
 
     modules: dict[str, ModulePlan] = field(default_factory=dict)
     dense: dict[str, str] = field(default_factory=dict)
     own: tuple[str, ...] = ()
     twins: dict[str, str] = field(default_factory=dict)
-    targets: list[str] | None = None
+    mode: Mode = "lora"
 
 
 def plan_adapter(config: Mapping[str, object], shapes: Shapes, info: BaseModelInfo) -> AdapterPlan:
@@ -55,26 +56,25 @@ def plan_adapter(config: Mapping[str, object], shapes: Shapes, info: BaseModelIn
     """
     graft = read_graft(config)
     if graft is not None and graft.mode == "full":
-        return _whole(shapes, info, graft)
+        return _whole(shapes, info)
     deltas = {key: shape for key, shape in shapes.items() if key.startswith(DELTA_PREFIX)}
     low_rank = {key: shape for key, shape in shapes.items() if key not in deltas}
     dense = _deltas(deltas, info, graft)
-    targets = None if graft is None else graft.targets
     if graft is not None and deltas and "peft_type" not in config:
         _refuse_unknown(low_rank, {})
-        return AdapterPlan(dense=dense, targets=targets)
+        return AdapterPlan(dense=dense, mode=graft.mode)
     modules, twins = _low_rank(read_peft(config), low_rank, info)
-    return AdapterPlan(modules, dense, (), twins, targets)
+    return AdapterPlan(modules, dense, (), twins)
 
 
-def _whole(shapes: Shapes, info: BaseModelInfo, graft: GraftPart) -> AdapterPlan:
+def _whole(shapes: Shapes, info: BaseModelInfo) -> AdapterPlan:
     expected = {name: tuple(shape) for name, shape in info.weights.items()}
     _refuse_unknown(shapes, expected)
     for name in sorted(expected):
         if name not in shapes:
             raise AdapterFormatError(f"tensor {name} is missing: a complete checkpoint holds every tensor", name)
     _check_shapes(shapes, expected)
-    return AdapterPlan(own=tuple(sorted(expected)), targets=graft.targets)
+    return AdapterPlan(own=tuple(sorted(expected)), mode="full")
 
 
 def _deltas(deltas: Shapes, info: BaseModelInfo, graft: GraftPart | None) -> dict[str, str]:

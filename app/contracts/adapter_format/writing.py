@@ -50,9 +50,9 @@ def own_config(info: BaseModelInfo, *, rank: int, alpha: float) -> dict[str, obj
     return {"base_model_name_or_path": info.id, "r": rank, "lora_alpha": alpha}
 
 
-def graft_part(mode: Mode, targets: Sequence[str]) -> dict[str, object]:
+def graft_part(mode: Mode) -> dict[str, object]:
     """Return our key of a configuration."""
-    return {"graft": {"mode": mode, "targets": sorted(targets)}}
+    return {"graft": {"mode": mode}}
 
 
 def _target_modules(targets: Sequence[str], ranks: Mapping[str, int]) -> set[str]:

@@ -26,6 +26,7 @@ def info(api: Any) -> BaseModelInfo:
             "embedding": EMBEDDING,
             "tied_head": "lm_head",
             "tensors": {A_LOG: [4, 3]},
+            "selective": [A_LOG],
             "weights": {f"{EMBEDDING}.weight": [base.vocab_size, WIDTH], A_LOG: [4, 3], NORM: [WIDTH]},
         }
     )
@@ -60,7 +61,7 @@ def test_a_tied_embedding_is_stored_and_its_twin_checked(api: Any, info: BaseMod
 
 
 def test_deltas_are_stored_where_the_base_can_have_them(api: Any, info: BaseModelInfo) -> None:
-    config = own_config(info, rank=1, alpha=1.0) | graft_part("wsla", [])
+    config = own_config(info, rank=1, alpha=1.0) | graft_part("wsla")
     assert bring(api, config, {f"graft.delta.{A_LOG}": np.ones((4, 3))}).status_code == 200
     assert api.send("GET", "/v1/adapters/mine").json()["footprint"]["trainable_parameters"] == 12
     refused(bring(api, config, {f"graft.delta.{NORM}": np.ones(WIDTH)}), f"tensor graft.delta.{NORM} matches no")
@@ -68,8 +69,29 @@ def test_deltas_are_stored_where_the_base_can_have_them(api: Any, info: BaseMode
 
 
 def test_a_whole_checkpoint_is_stored_when_nothing_is_missing(api: Any, info: BaseModelInfo) -> None:
-    config = own_config(info, rank=1, alpha=1.0) | graft_part("full", [])
+    config = own_config(info, rank=1, alpha=1.0) | graft_part("full")
     tensors = {name: np.ones(shape) for name, shape in info.weights.items()}
     assert bring(api, config, tensors).status_code == 200
     missing = {name: tensor for name, tensor in tensors.items() if name != NORM}
     refused(bring(api, config, missing), f"tensor {NORM} is missing", "config")
+
+
+@pytest.mark.parametrize(
+    ("config", "key", "shape", "mode", "targets"),
+    [
+        ({"graft": {"mode": "wsla"}}, f"graft.delta.{A_LOG}", (4, 3), "wsla", None),
+        ({"r": 4, "lora_alpha": 8, "graft": {"mode": "lora"}}, f"graft.delta.{A_LOG}", (4, 3), "lora", ["A_log"]),
+    ],
+)
+def test_training_goes_on_in_the_mode_of_what_was_brought(
+    api: Any,
+    info: BaseModelInfo,
+    config: dict[str, object],
+    key: str,
+    shape: tuple[int, ...],
+    mode: str,
+    targets: list[str] | None,
+) -> None:
+    assert bring(api, config, {key: np.ones(shape)}).status_code == 200
+    job = api.send("POST", "/v1/fine_tuning/jobs", json={"model": "mine", "training_file": api.upload()}).json()
+    assert (job["mode"], job["lora"] and job["lora"]["targets"], job["trainable_parameters"]) == (mode, targets, 12)

@@ -9,10 +9,10 @@ from app.contracts.adapter_format import (
     embedding_keys,
     graft_part,
     linear_keys,
-    module_targets,
     own_config,
     peft_config,
     plan_adapter,
+    targets_of,
     trainable_scalars,
 )
 from app.contracts.base_models import ModuleShape
@@ -149,7 +149,7 @@ def test_a_tied_embedding_is_one_module_with_a_twin() -> None:
     assert plan.modules == {EMBEDDING: ModulePlan(2, 2.0, EMBEDDING_B, EMBEDDING_A, transposed=True)}
     assert plan.twins == {HEAD_A: EMBEDDING_B, HEAD_B: EMBEDDING_A}
     assert trainable_scalars(TIED, INFO) == 2 * (9 + 6)
-    assert module_targets([*TIED, A, B], INFO) == ["embeddings", "q_proj"]
+    assert targets_of([*TIED, A, B, DELTA], INFO) == ["embeddings", "q_proj", "A_log"]
 
 
 def test_an_untied_embedding_is_the_lookup_alone() -> None:
@@ -199,11 +199,11 @@ DELTA = f"graft.delta.{A_LOG}"
 
 
 def test_dense_deltas_stand_beside_the_factors_or_alone() -> None:
-    beside = plan_adapter({**CONFIG, **graft_part("lora", ["q_proj", "A_log"])}, {**SHAPES, DELTA: (4, 2)}, INFO)
-    assert (list(beside.modules), beside.dense, beside.targets) == ([Q], {A_LOG: DELTA}, ["A_log", "q_proj"])
+    beside = plan_adapter({**CONFIG, **graft_part("lora")}, {**SHAPES, DELTA: (4, 2)}, INFO)
+    assert (list(beside.modules), beside.dense, beside.mode) == ([Q], {A_LOG: DELTA}, "lora")
     selective = f"graft.delta.{X_PROJ}.weight"
-    alone = plan_adapter(own_config(INFO, rank=1, alpha=1.0) | graft_part("wsla", []), {selective: (3, 4)}, INFO)
-    assert (alone.modules, alone.dense) == ({}, {f"{X_PROJ}.weight": selective})
+    alone = plan_adapter(own_config(INFO, rank=1, alpha=1.0) | graft_part("wsla"), {selective: (3, 4)}, INFO)
+    assert (alone.modules, alone.dense, alone.mode) == ({}, {f"{X_PROJ}.weight": selective}, "wsla")
     assert trainable_scalars({**SHAPES, DELTA: (4, 2)}, INFO) == 2 * 6 + 8 * 2 + 4 * 2
 
 
@@ -211,8 +211,8 @@ def test_dense_deltas_stand_beside_the_factors_or_alone() -> None:
     ("graft", "shapes", "words"),
     [
         ({}, {DELTA: (4, 2)}, "does not announce deltas in 'graft'"),
-        (graft_part("lora", []), {DELTA: (2, 4)}, "has shape (2, 4), expected (4, 2)"),
-        (graft_part("lora", []), {f"graft.delta.{Q}.weight": (8, 6)}, "no tensor of the base model that can have"),
+        (graft_part("lora"), {DELTA: (2, 4)}, "has shape (2, 4), expected (4, 2)"),
+        (graft_part("lora"), {f"graft.delta.{Q}.weight": (8, 6)}, "no tensor of the base model that can have"),
         ({"graft": {"mode": "half"}}, {}, "adapter_config.json: graft.mode:"),
         ({"graft": {"mode": "lora", "extra": 1}}, {}, "adapter_config.json: graft.extra:"),
         ({"graft": 3}, {}, "adapter_config.json: graft:"),
@@ -228,7 +228,7 @@ WHOLE = {f"{Q}.weight": (8, 6), f"{EMBEDDING}.weight": (9, 6), A_LOG: (4, 2)}
 
 
 def test_a_whole_checkpoint_has_every_tensor_and_no_other() -> None:
-    config = own_config(INFO, rank=1, alpha=1.0) | graft_part("full", [])
+    config = own_config(INFO, rank=1, alpha=1.0) | graft_part("full")
     assert plan_adapter(config, WHOLE, INFO).own == tuple(sorted(WHOLE))
     assert trainable_scalars(WHOLE, INFO) == 48 + 54 + 8
     for shapes, words in (
