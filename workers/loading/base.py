@@ -1,6 +1,6 @@
 """Loads a base model by its source and describes it for the service. Knows sources, devices and dtypes.
 
-Sources: `gguf:PATH`, `gguf:package/NAME` (the one .gguf inside an installed package), `hf:DIRECTORY`.
+Sources: `gguf:PATH`, `gguf:package/NAME` (the one .gguf inside an installed package), `hf:DIRECTORY`, `evl0:PATH`.
 """
 
 import importlib.util
@@ -12,6 +12,7 @@ import torch
 from app.contracts.base_models import BaseModelInfo, ModuleShape
 from workers.loading.architectures.base import Json
 from workers.loading.checkpoint import Checkpoint, LoadingError, copy_weights
+from workers.loading.evl0_source import read_evl0
 from workers.loading.gguf import read_gguf
 from workers.loading.hf import read_hf
 from workers.models.language_model import LanguageModel
@@ -46,7 +47,9 @@ def _read(source: str) -> Checkpoint:
         return read_gguf(Path(place) if package == place else _packaged_gguf(package))
     if kind == "hf" and place:
         return read_hf(Path(place))
-    raise LoadingError(f"source {source!r} is neither gguf:PATH, gguf:package/NAME nor hf:DIRECTORY")
+    if kind == "evl0" and place:
+        return read_evl0(Path(place))
+    raise LoadingError(f"source {source!r} is none of gguf:PATH, gguf:package/NAME, hf:DIRECTORY, evl0:PATH")
 
 
 def resolve_device(device: str) -> torch.device:

@@ -104,6 +104,22 @@ class Mamba2Spec:
 
 
 @dataclass(frozen=True)
+class ConvSpec:
+    """A depthwise causal convolution alone, as EvermindLM has it; tap 0 is the present token."""
+
+    taps: int
+
+
+@dataclass(frozen=True)
+class SharedExpertSpec:
+    """EvermindLM's experts: two-layer ReLU nets of width `hidden`, one always on and the `top_k` best of `experts`."""
+
+    hidden: int
+    experts: int
+    top_k: int
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Widths and names of a whole model, and its layers.
 

@@ -1,6 +1,8 @@
 """How to read each Hugging Face architecture: its config.json, and its tensors' names. A file for each family."""
 
 from workers.loading.architectures.base import Architecture
+from workers.loading.architectures.evermind import EVERMIND
+from workers.loading.architectures.evermind import NAME as EVERMIND_NAME
 from workers.loading.architectures.llama import LLAMA
 from workers.loading.architectures.mamba import FALCON_MAMBA, MAMBA
 from workers.loading.architectures.mamba2 import MAMBA2
@@ -8,6 +10,7 @@ from workers.loading.architectures.mamba_ssm import MAMBA_SSM
 from workers.loading.architectures.mamba_ssm import NAME as MAMBA_SSM_NAME
 
 ARCHITECTURES: dict[str, Architecture] = {
+    EVERMIND_NAME: EVERMIND,
     "FalconMambaForCausalLM": FALCON_MAMBA,
     "LlamaForCausalLM": LLAMA,
     "Mamba2ForCausalLM": MAMBA2,

@@ -47,6 +47,18 @@ class Run:
         known = next(state.scan for state in self.states if state.scan is not None)
         return torch.stack([torch.zeros_like(known) if s.scan is None else s.scan for s in self.states])
 
+    def taps(self, x_TC: Tensor, before: int) -> Tensor | None:
+        """Return the `before` inputs that precede the run [S, W − 1, C], None at the start of all."""
+        if self.states is None or all(state.taps_WC is None for state in self.states):
+            return None
+        zeros = x_TC.new_zeros(before, x_TC.shape[1])
+        return torch.stack([zeros if state.taps_WC is None else state.taps_WC for state in self.states])
+
+    def keep_taps(self, after_SWC: Tensor) -> None:
+        """Remember the last inputs of the run."""
+        for state, after_WC in zip(self.states or (), after_SWC.unbind(0), strict=self.states is not None):
+            state.taps_WC = after_WC.clone()
+
     def keep_scan(self, last_S: Tensor) -> None:
         """Remember the scan's states after the run."""
         for state, last in zip(self.states or (), last_S.unbind(0), strict=self.states is not None):
@@ -92,16 +104,8 @@ class Convolution:
         weight_CW, bias_C = self.weight.of(slot).squeeze(1), None if self.bias is None else self.bias.of(slot)
         parts = []
         for run in runs:
-            x_SLC = run.of(x_TC)
-            y_SLC, after_SWC = causal_conv(x_SLC, weight_CW, bias_C, _taps(run, x_SLC, weight_CW), activate=True)
-            for state, after_WC in zip(run.states or (), after_SWC.unbind(0), strict=run.states is not None):
-                state.taps_WC = after_WC.clone()
+            taps_SWC = run.taps(x_TC, weight_CW.shape[1] - 1)
+            y_SLC, after_SWC = causal_conv(run.of(x_TC), weight_CW, bias_C, taps_SWC, activate=True)
+            run.keep_taps(after_SWC)
             parts.append(y_SLC)
         return joined(parts)
-
-
-def _taps(run: Run, x_SLC: Tensor, weight_CW: Tensor) -> Tensor | None:
-    if run.states is None or all(state.taps_WC is None for state in run.states):
-        return None
-    zeros = x_SLC.new_zeros(weight_CW.shape[1] - 1, x_SLC.shape[2])
-    return torch.stack([zeros if state.taps_WC is None else state.taps_WC for state in run.states])

@@ -5,18 +5,22 @@ from typing import Any
 
 import torch
 
-from workers.models.config import AttentionSpec, Mamba2Spec, MambaSpec, MixerSpec, MlpSpec
+from workers.models.config import AttentionSpec, ConvSpec, Mamba2Spec, MambaSpec, MixerSpec, MlpSpec, SharedExpertSpec
 from workers.models.layers.attention import Attention
+from workers.models.layers.conv import Conv
 from workers.models.layers.mamba1 import Mamba1
 from workers.models.layers.mamba2 import Mamba2
 from workers.models.layers.mixer import Mixer
 from workers.models.layers.mlp import Mlp
+from workers.models.layers.shared_expert import SharedExpert
 
 _LAYERS: dict[type, Callable[[Any, int, str, torch.device, torch.dtype], Mixer]] = {
     AttentionSpec: Attention,
+    ConvSpec: Conv,
     Mamba2Spec: Mamba2,
     MambaSpec: Mamba1,
     MlpSpec: Mlp,
+    SharedExpertSpec: SharedExpert,
 }
 
 

@@ -1,0 +1,64 @@
+"""EvermindLM's mixture: a shared ReLU net that is always on, and the best few of N routed ones, weighed by their gates.
+
+The gates are a softmax over the selected logits only, and gradients reach the router through them. The shared net's
+projections are linear groups, which adapters reach. Knows its own tensors and the batch's context.
+
+Legend: T rows, D width, F hidden width of a net, E experts, K selected, R rows of one expert.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear, relu
+
+from workers.models.cache import LayerState
+from workers.models.config import SharedExpertSpec
+from workers.models.layers.context import BatchContext
+from workers.models.layers.linear import LinearGroup
+from workers.models.weight import Weight, new_weight
+
+
+class SharedExpert:
+    """The layer; routed experts are stacked: w1 [E, F, D], b1 [E, F], w2 [E, D, F], b2 [E, D]."""
+
+    def __init__(
+        self, spec: SharedExpertSpec, width: int, prefix: str, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.top_k = spec.top_k
+        self.router = LinearGroup({f"{prefix}.router": spec.experts}, width, device, dtype)
+        self.up = LinearGroup({f"{prefix}.shared.w1": spec.hidden}, width, device, dtype, bias=True)
+        self.down = LinearGroup({f"{prefix}.shared.w2": width}, spec.hidden, device, dtype, bias=True)
+        e, f = spec.experts, spec.hidden
+        shapes = {"w1": (e, f, width), "b1": (e, f), "w2": (e, width, f), "b2": (e, width)}
+        self.experts = {n: new_weight(f"{prefix}.experts.{n}", s, device, dtype) for n, s in shapes.items()}
+
+    def groups(self) -> list[LinearGroup]:
+        """Return the router and the shared net."""
+        return [self.router, self.up, self.down]
+
+    def weights(self) -> list[Weight]:
+        """Return the routed experts."""
+        return list(self.experts.values())
+
+    def selective(self) -> list[Weight]:
+        """Return nothing."""
+        return []
+
+    def new_state(self, capacity: int) -> LayerState | None:  # noqa: ARG002
+        """Return None."""
+        return None
+
+    def forward(self, x_TD: Tensor, context: BatchContext, states: Sequence[LayerState | None] | None) -> Tensor:  # noqa: ARG002
+        """Return the shared net's output plus the gated ones of the selected experts [T, D]."""
+        shared_TD = self.down.project(relu(self.up.project(x_TD, context)), context)
+        logits_TK, chosen_TK = self.router.project(x_TD, context).topk(self.top_k, dim=-1)
+        gates_TK = logits_TK.softmax(-1)
+        w1, b1, w2, b2 = (self.experts[name].of(context.slot) for name in ("w1", "b1", "w2", "b2"))
+        routed_TD = torch.zeros_like(shared_TD)
+        for expert in range(len(w1)):
+            rows_R, place_R = (chosen_TK == expert).nonzero(as_tuple=True)
+            inner_RF = relu(linear(x_TD[rows_R], w1[expert], b1[expert]))
+            output_RD = linear(inner_RF, w2[expert], b2[expert]) * gates_TK[rows_R, place_R, None]
+            routed_TD = routed_TD.index_add(0, rows_R, output_RD)
+        return shared_TD + routed_TD
