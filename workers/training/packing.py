@@ -1,8 +1,10 @@
 """The order of training: which windows meet in which micro-batch and which micro-batches in which optimizer step.
 
 An epoch's order is a pure function of (seed, epoch), so that a position in the plan is all the random state a run has.
-Windows are packed end to end by the model, so a micro-batch wastes nothing on padding whatever their lengths are;
-similar lengths are put together all the same, which keeps micro-batches of one step even in cost.
+Windows are packed end to end by the model, so a micro-batch wastes nothing on padding whatever their lengths are, and a
+ragged tail needs no batch of its own. Similar lengths are put together all the same, within a micro-batch in ascending
+order: layers compute neighbours of equal length as one, and micro-batches of one step stay even in cost. Strictly equal
+lengths would make batches smaller than `batch_size`, and so change what is learnt, wherever lengths differ.
 """
 
 import hashlib

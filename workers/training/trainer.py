@@ -54,7 +54,7 @@ class TrainingRun:
     CPU with the same number of threads the end is bit-identical to the unbroken run's. Raises TrainingError
     `no_trainable_tokens` when nothing can be learnt from `train`, `no_retention_tokens` when nothing in `retention` can
     tell whether the model forgets. In a `group` every trainer makes the same run and takes every step together with the
-    others: each computes the gradients of its share of the micro-batches and steps its share of the parameters.
+    others: each computes the gradients of its share of every micro-batch and steps its share of the parameters.
     """
 
     def __init__(  # noqa: PLR0917 (all eight are what a run is made of)
@@ -174,9 +174,8 @@ class TrainingRun:
 
     def _step(self, plan: StepPlan) -> Iterator[RunEvent | None]:
         """One optimizer step: the loss is the mean over the step's counted positions, whatever the micro-batches."""
-        parts = [p for batch in plan.micro_batches for p in split_by_tokens(batch, self._slice_tokens)]
-        if self._group:
-            parts = parts[self._group.shard.index :: self._group.shard.count]
+        mine = slice(self._group.shard.index, None, self._group.shard.count) if self._group else slice(None)
+        parts = [p for batch in plan.micro_batches for p in split_by_tokens(batch[mine], self._slice_tokens)]
         nll = 0.0
         for index, part in enumerate(parts):
             loss = nll_sum(self._model, part, self._slot, recompute=self._config.training.activation_checkpointing)

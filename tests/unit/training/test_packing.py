@@ -42,6 +42,22 @@ def test_micro_batches_hold_similar_lengths() -> None:
     assert sum(spread) / len(spread) < 2
 
 
+def test_windows_of_one_long_text_meet_in_batches_of_one_length_and_its_ragged_tail_is_trained_too() -> None:
+    windows = [Window(tuple(range(i, i + 8)), (0, *[1] * 7)) for i in range(10)] + [Window((1, 2, 3), (0, 1, 1))]
+    steps = plan_epoch(windows, batch_size=3, gradient_accumulation=1, seed=1, epoch=0)
+    batches = [[len(w.token_ids) for w in step.micro_batches[0]] for step in steps]
+    assert sorted(map(len, batches)) == [2, 3, 3, 3]
+    assert sorted(batches)[0] == [3, 8, 8]
+    assert [batch for batch in batches if len(set(batch)) > 1] == [[3, 8, 8]]
+
+
+def test_neighbours_of_equal_length_stay_together_within_a_micro_batch() -> None:
+    for step in _plan(64):
+        for batch in step.micro_batches:
+            lengths = [len(w.token_ids) for w in batch]
+            assert lengths == sorted(lengths)
+
+
 def test_a_micro_batch_is_cut_by_tokens_in_order() -> None:
     windows = _windows(7)
     parts = split_by_tokens(windows, 9)
