@@ -26,7 +26,7 @@ class BaseModelSource(BaseModel):
 
     id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")
     source: str = Field(pattern=r"^(gguf|hf):.+")
-    """`gguf:PATH`, `gguf:package/NAME` (a GGUF inside an installed package) or `hf:DIRECTORY`."""
+    """`gguf:PATH`, `gguf:package/NAME` (a GGUF inside an installed package), `hf:DIRECTORY` or `evl0:PATH`."""
     quantization: Literal["none"] = "none"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     device: str = "auto"

@@ -3,6 +3,8 @@
 from workers.loading.architectures.base import Architecture
 from workers.loading.architectures.evermind import EVERMIND
 from workers.loading.architectures.evermind import NAME as EVERMIND_NAME
+from workers.loading.architectures.graft_hybrid import GRAFT_HYBRID
+from workers.loading.architectures.graft_hybrid import NAME as GRAFT_HYBRID_NAME
 from workers.loading.architectures.llama import LLAMA
 from workers.loading.architectures.mamba import FALCON_MAMBA, MAMBA
 from workers.loading.architectures.mamba2 import MAMBA2
@@ -12,6 +14,7 @@ from workers.loading.architectures.mamba_ssm import NAME as MAMBA_SSM_NAME
 ARCHITECTURES: dict[str, Architecture] = {
     EVERMIND_NAME: EVERMIND,
     "FalconMambaForCausalLM": FALCON_MAMBA,
+    GRAFT_HYBRID_NAME: GRAFT_HYBRID,
     "LlamaForCausalLM": LLAMA,
     "Mamba2ForCausalLM": MAMBA2,
     "MambaForCausalLM": MAMBA,
