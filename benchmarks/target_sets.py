@@ -134,9 +134,8 @@ def main() -> None:
     print(f"base: {base.info.parameters:,} parameters, perplexity on its pages {_perplexity(base, -1, pages):.2f}")
     facts, chats, held = _facts(), _chats("support_chats.jsonl"), _chats("support_chats_validation.jsonl")
     asked = [_example(question + code, len(question)) for question, code in facts]
-    print(
-        f"before: {_recalled(base, -1, facts):.0%} of facts, chats' held-out perplexity {_perplexity(base, -1, held):.2f}"
-    )
+    recalled, held_out = _recalled(base, -1, facts), _perplexity(base, -1, held)
+    print(f"before: facts recalled {recalled:.0%}; chats held out {held_out:.3f}")
     for name, chosen in SETS.items():
         tasks = []
         for rate in RATES:
