@@ -135,11 +135,18 @@ def gradients(
 @pytest.mark.parametrize("lengths", [[64, 64, 64, 64], [200, 3, 2, 77], [3]])
 @pytest.mark.parametrize(("dtype", "whole", "each"), [(torch.float32, 1e-5, 1e-5), (torch.bfloat16, 3e-2, 1e-1)])
 def test_lora_gradients_agree_with_float64(dtype: torch.dtype, whole: float, each: float, lengths: list[int]) -> None:
-    """`whole` bounds the error of all gradients as one vector, `each` that of any single factor."""
+    """`whole` bounds the error of all gradients as one vector, `each` that of any single factor.
+
+    A factor whose gradient all but vanishes (queries and keys over three tokens) is measured against a thousandth of
+    the whole gradient instead of its own.
+    """
     expected_loss, expected = gradients(torch.device("cpu"), torch.float64, lengths, stored=dtype)
     loss, got = gradients(CUDA, dtype, lengths, stored=dtype)
     assert got.keys() == expected.keys()
-    worst, name = max((relative_error(got[name], expected[name]), name) for name in expected)
+    least = torch.cat([g.flatten() for g in expected.values()]).norm() * 1e-3
+    worst, name = max(
+        (float((got[n] - expected[n]).norm() / torch.maximum(expected[n].norm(), least)), n) for n in expected
+    )
     everything = relative_error(
         torch.cat([got[n].flatten() for n in expected]), torch.cat([g.flatten() for g in expected.values()])
     )

@@ -5,6 +5,7 @@ Run with `pytest tests/gpu -s` on a machine with CUDA.
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from workers.loading.architectures.graft_hybrid import read_config as hybrid
 from workers.loading.architectures.mamba import read_mamba
 from workers.loading.architectures.mamba2 import read_config as read_mamba2
 from workers.loading.initial_weights import initialise
+from workers.lora.adapter import AdapterWeights
 from workers.lora.bank import AdapterBank
 from workers.models.batch import pack
 from workers.models.config import ModelConfig
@@ -52,17 +54,24 @@ def _model(kind: str, device: torch.device, dtype: torch.dtype, stored: torch.dt
     return model
 
 
+def _adapter(model: LanguageModel) -> AdapterWeights:
+    """Every target, moved a little away from its start, as after some steps."""
+    wild = every_target(model, seed=1, rank=4)
+    tensors = {n: (a_RK / 0.3 * a_RK.shape[1] ** -0.5, b_NR * 0.05) for n, (a_RK, b_NR) in wild.tensors.items()}
+    return replace(wild, tensors=tensors, dense={n: delta * 0.05 for n, delta in wild.dense.items()})
+
+
 def _gradients(kind: str, device: torch.device, dtype: torch.dtype, stored: torch.dtype) -> dict[str, torch.Tensor]:
     model = _model(kind, device, dtype, stored)
     bank = AdapterBank(model)
-    bank.load(0, every_target(model, seed=1, rank=4), trainable=True)
+    bank.load(0, _adapter(model), trainable=True)
     nll_sum(model, windows(model.config, LENGTHS, seed=3), 0).backward()
     return {name: p.grad.double().cpu() for name, p in bank.parameters(0).items() if p.grad is not None}
 
 
-WIDE = [(kind, torch.float32, 1e-4) for kind in CONFIGS]
+WIDE = [(kind, torch.float32, 2e-5) for kind in CONFIGS]
 # Evermind is not among them: its choice of experts is not continuous, and rounding may choose others.
-NARROW = [(kind, torch.bfloat16, 8e-2) for kind in ("mamba", "mamba2", "mixture")]
+NARROW = [(kind, torch.bfloat16, 3e-2) for kind in ("mamba", "mamba2", "mixture")]
 
 
 @pytest.mark.parametrize(("kind", "dtype", "bound"), [*WIDE, *NARROW])
@@ -81,7 +90,7 @@ def test_gradients_of_every_target_agree_with_float64(kind: str, dtype: torch.dt
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_decoding_token_by_token_equals_one_pass(kind: str) -> None:
     model = _model(kind, CUDA, torch.float32, torch.float32)
-    AdapterBank(model).load(0, every_target(model, seed=1, rank=4))
+    AdapterBank(model).load(0, _adapter(model))
     prompts = [list(w.token_ids) for w in windows(model.config, [33, 7, 60], seed=9)]
     slots = [0, -1, 0]
     with torch.no_grad():
