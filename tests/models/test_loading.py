@@ -19,8 +19,8 @@ def directory(tmp_path: Path) -> Path:
     ("change", "words"),
     [
         ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM"),
-        ({"attention_bias": True}, "attention_bias True is not supported"),
-        ({"rope_parameters": {"rope_type": "llama3"}}, "rope type 'llama3' is not supported"),
+        ({"attention_bias": True}, r"tensor model.layers.0.self_attn.k_proj.bias is missing"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
         ({"intermediate_size": 57}, r"down_proj.weight has shape \(32, 56\), expected \(32, 57\)"),
         ({"num_hidden_layers": 4}, "tensor model.layers.3.* is missing"),
         ({"num_hidden_layers": 2}, "tensor model.layers.2.* is unknown"),

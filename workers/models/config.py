@@ -44,12 +44,23 @@ def plain_rope(dim: int, theta: float) -> RopeSpec:
 
 @dataclass(frozen=True)
 class AttentionSpec:
-    """Causal attention; `heads` share `kv_heads` keys. `rotary` turns queries and keys by the model's rope."""
+    """Causal attention; `heads` share `kv_heads` keys.
+
+    `rotary` turns queries and keys by the model's rope, all of a head or its first `rotary_dim`. A token sees the
+    `window` latest tokens, itself among them (None: all). `qk_norm_eps` puts an RMSNorm on each query and key head.
+    `scale` multiplies the scores, 1/√head_dim by default.
+    """
 
     heads: int
     kv_heads: int
     head_dim: int
     rotary: bool = True
+    rotary_dim: int | None = None
+    qkv_bias: bool = False
+    output_bias: bool = False
+    qk_norm_eps: float | None = None
+    window: int | None = None
+    scale: float | None = None
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -63,6 +74,7 @@ class MlpSpec:
     hidden: int
     gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     down: str = "down_proj"
+    bias: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ from workers.loading.architectures.mamba import FALCON_MAMBA, MAMBA
 from workers.loading.architectures.mamba2 import MAMBA2
 from workers.loading.architectures.mamba_ssm import MAMBA_SSM
 from workers.loading.architectures.mamba_ssm import NAME as MAMBA_SSM_NAME
+from workers.loading.architectures.mistral import MISTRAL
+from workers.loading.architectures.qwen import QWEN2, QWEN3
 
 ARCHITECTURES: dict[str, Architecture] = {
     EVERMIND_NAME: EVERMIND,
@@ -19,4 +21,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Mamba2ForCausalLM": MAMBA2,
     "MambaForCausalLM": MAMBA,
     MAMBA_SSM_NAME: MAMBA_SSM,
+    "MistralForCausalLM": MISTRAL,
+    "Qwen2ForCausalLM": QWEN2,
+    "Qwen3ForCausalLM": QWEN3,
 }

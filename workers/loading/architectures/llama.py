@@ -1,18 +1,10 @@
-"""LlamaForCausalLM."""
+"""LlamaForCausalLM, and what its kin share with it."""
+
+from collections.abc import Callable
 
 from workers.loading.architectures.base import Architecture, Json, LoadingError, field, require
-from workers.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, RopeSpec, SublayerSpec, plain_rope
-
-
-def read_rope(config: Json, dim: int) -> RopeSpec:
-    """Return the rotary positions of a config, for heads that turn `dim` dimensions."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-        raise LoadingError(f"config.json: rope type {kind!r} is not supported, only default")
-    if dim % 2:
-        raise LoadingError(f"config.json: head_dim {dim} must be even for rotary positions")
-    return plain_rope(dim, float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0))
+from workers.loading.architectures.rope import read_rope, rotary_width
+from workers.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, SublayerSpec
 
 
 def decoder_layer(index: int, attention: AttentionSpec, mlp: MlpSpec) -> LayerSpec:
@@ -24,30 +16,39 @@ def decoder_layer(index: int, attention: AttentionSpec, mlp: MlpSpec) -> LayerSp
     )
 
 
-def read_attention(config: Json) -> AttentionSpec:
-    """Return heads, key heads and head width."""
+def read_heads(config: Json) -> tuple[int, int, int]:
+    """Return query heads, key heads and head width. Raises LoadingError when the ones cannot share the others."""
     heads = int(field(config, "num_attention_heads"))
     kv_heads = int(config.get("num_key_value_heads") or heads)
     if heads % kv_heads:
         raise LoadingError(f"config.json: {heads} heads cannot share {kv_heads} num_key_value_heads evenly")
-    return AttentionSpec(heads, kv_heads, int(config.get("head_dim") or field(config, "hidden_size") // heads))
+    return heads, kv_heads, int(config.get("head_dim") or field(config, "hidden_size") // heads)
 
 
-def read_config(config: Json) -> ModelConfig:
-    """Return the layers of a Llama. Raises LoadingError naming a field that is missing or not supported."""
-    for name, only in (("hidden_act", "silu"), ("attention_bias", False), ("mlp_bias", False)):
-        require(config, name, only)
-    attention = read_attention(config)
-    mlp = MlpSpec(int(field(config, "intermediate_size")))
+def decoder(config: Json, attention_of: Callable[[int], AttentionSpec], *, mlp_bias: bool = False) -> ModelConfig:
+    """Return the layers of a Llama, or of a kin that differs in the attention of layer i alone."""
+    require(config, "hidden_act", "silu")
+    head_dim = read_heads(config)[2]
+    if rotary_width(config, head_dim) != head_dim:
+        raise LoadingError("config.json: partial_rotary_factor is not supported, only whole heads turn")
+    mlp = MlpSpec(int(field(config, "intermediate_size")), bias=mlp_bias)
+    layers = tuple(decoder_layer(i, attention_of(i), mlp) for i in range(int(field(config, "num_hidden_layers"))))
     return ModelConfig(
         vocab_size=int(field(config, "vocab_size")),
         hidden_size=int(field(config, "hidden_size")),
         context_length=int(field(config, "max_position_embeddings")),
         norm_eps=float(field(config, "rms_norm_eps")),
-        layers=tuple(decoder_layer(i, attention, mlp) for i in range(int(field(config, "num_hidden_layers")))),
+        layers=layers,
         tied_head=bool(config.get("tie_word_embeddings", False)),
-        rope=read_rope(config, attention.head_dim),
+        rope=read_rope(config, head_dim),
     )
+
+
+def read_config(config: Json) -> ModelConfig:
+    """Return the layers of a Llama. Raises LoadingError naming a field that is missing or not supported."""
+    bias = bool(config.get("attention_bias", False))
+    attention = AttentionSpec(*read_heads(config), qkv_bias=bias, output_bias=bias)
+    return decoder(config, lambda _: attention, mlp_bias=bool(config.get("mlp_bias", False)))
 
 
 LLAMA = Architecture(read_config)

@@ -21,8 +21,9 @@ class Mlp:
 
     def __init__(self, spec: MlpSpec, width: int, prefix: str, device: torch.device, dtype: torch.dtype) -> None:
         each = 2 * spec.hidden // len(spec.gate_up)
-        self.gate_up = LinearGroup({f"{prefix}.{name}": each for name in spec.gate_up}, width, device, dtype)
-        self.down = LinearGroup({f"{prefix}.{spec.down}": width}, spec.hidden, device, dtype)
+        gate_up = {f"{prefix}.{name}": each for name in spec.gate_up}
+        self.gate_up = LinearGroup(gate_up, width, device, dtype, bias=spec.bias)
+        self.down = LinearGroup({f"{prefix}.{spec.down}": width}, spec.hidden, device, dtype, bias=spec.bias)
 
     def groups(self) -> list[LinearGroup]:
         """Return gate and up, and down."""

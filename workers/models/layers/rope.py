@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class Rotation(NamedTuple):
-    """Per row cos and signed sin, [T, 1, E]: rotate(x) = x · cos + swap_halves(x) · sin."""
+    """Per row cos and signed sin, [T, 1, E]: rotate(x) = x · cos + swap_halves(x) · sin, on the first E of a head."""
 
     cos_T1E: Tensor
     sin_T1E: Tensor
