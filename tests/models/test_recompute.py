@@ -21,7 +21,7 @@ SEQUENCES = [[1, 2, 3, 4, 5, 6, 7, 8] * 8, [9, 10, 3] * 6]
 
 
 class PeakBytes(TorchDispatchMode):
-    """Counts the bytes of all tensors made inside that are alive at once; `peak` is the most there were."""
+    """Counts the bytes of all tensors made inside that are alive at once, not views; `peak` is the most there were."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,15 +29,18 @@ class PeakBytes(TorchDispatchMode):
         self._seen: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {
+            leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
+        }
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
             if isinstance(leaf, torch.Tensor):
-                self._count(leaf.untyped_storage())
+                self._count(leaf.untyped_storage(), given)
         return out
 
-    def _count(self, storage: torch.UntypedStorage) -> None:
+    def _count(self, storage: torch.UntypedStorage, given: set[int]) -> None:
         key = storage._cdata
-        if key in self._seen:
+        if key in self._seen or key in given:
             return
         self._seen.add(key)
         self.now += storage.nbytes()
