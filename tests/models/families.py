@@ -47,6 +47,15 @@ def logits_token_by_token(model: LanguageModel, ids: list[int], prefill: int) ->
     return model.logits(torch.cat(pieces))
 
 
+def logits_in_two_pieces(model: LanguageModel, ids: list[int]) -> torch.Tensor:
+    """A prompt that is filled in in two chunks, as a long one is served."""
+    cache, half = model.new_cache(len(ids)), len(ids) // 2
+    with torch.no_grad():
+        first = model.hidden(pack([ids[:half]], [-1], "cpu"), [cache])
+        second = model.hidden(pack([ids[half:]], [-1], "cpu", [half]), [cache])
+    return model.logits(torch.cat([first, second]))
+
+
 def assert_equals_theirs(directory: Path, config: PreTrainedConfig) -> LoadedBase:
     """One shot, token by token, and a packed batch: all give the logits of transformers."""
     theirs = save_family(directory, config)
@@ -55,6 +64,7 @@ def assert_equals_theirs(directory: Path, config: PreTrainedConfig) -> LoadedBas
         expected = theirs(torch.tensor([PROMPT])).logits[0].float()
     assert expected.std() > 0.1
     assert (logits_of(base.model, PROMPT) - expected).abs().max() < 1e-4
+    assert (logits_in_two_pieces(base.model, PROMPT) - expected).abs().max() < 1e-4
     for prefill in (1, 5):
         assert (logits_token_by_token(base.model, PROMPT, prefill) - expected).abs().max() < 1e-4
     assert_batch_equals_rows(base.model)

@@ -39,7 +39,7 @@ class AdapterBank:
         if slot < 0:
             raise ValueError(f"slot {slot} is not a place for an adapter; -1 means the base alone")
         terms = {n: self._term(n, f, adapter.scales[n], trainable) for n, f in adapter.tensors.items()}
-        deltas, owns = self._dense(adapter.dense, trainable), self._dense(adapter.own, trainable)
+        deltas, owns = self._dense(adapter.dense, wide=True), self._dense(adapter.own, wide=trainable)
         self.clear(slot)
         parameters: dict[str, nn.Parameter] = {}
 
@@ -53,7 +53,12 @@ class AdapterBank:
             a_leaf, b_leaf = placed(f"{name}.lora_A", a_RK), placed(f"{name}.lora_B", b_NR)
             self._modules[name].attach(slot, LowRank(a_leaf, b_leaf, scale))
         for name, tensor in deltas.items():
-            self._weights[name].delta[slot] = placed(f"{name}.delta", tensor)
+            weight = self._weights[name]
+            if trainable:
+                weight.delta[slot] = placed(f"{name}.delta", tensor)
+            else:
+                # What is served is added up once, not for each token.
+                weight.own[slot] = (weight.base + tensor).to(weight.base.dtype)
         for name, tensor in owns.items():
             self._weights[name].own[slot] = placed(f"{name}.own", tensor)
         if deltas or owns:
@@ -104,16 +109,16 @@ class AdapterBank:
             raise ValueError(f"{name}: a value is not finite in {self._dtype}")
         return LowRank(a_RK, b_NR, scale)
 
-    def _dense(self, tensors: Mapping[str, Tensor], trainable: bool) -> dict[str, Tensor]:
-        return {name: self._place(name, tensor, trainable) for name, tensor in tensors.items()}
+    def _dense(self, tensors: Mapping[str, Tensor], *, wide: bool) -> dict[str, Tensor]:
+        return {name: self._place(name, tensor, wide) for name, tensor in tensors.items()}
 
-    def _place(self, name: str, tensor: Tensor, trainable: bool) -> Tensor:
+    def _place(self, name: str, tensor: Tensor, wide: bool) -> Tensor:
         weight: Weight | None = self._weights.get(name)
         if weight is None:
             raise ValueError(f"{name}: the base model has no such tensor")
         if weight.shape != tensor.shape:
             raise ValueError(f"{name}: shape {tuple(tensor.shape)} is not {tuple(weight.shape)}")
-        dtype = torch.promote_types(weight.base.dtype, torch.float32) if trainable else weight.base.dtype
+        dtype = torch.promote_types(weight.base.dtype, torch.float32) if wide else weight.base.dtype
         placed = tensor.detach().to(self._device, dtype, copy=True)
         if not placed.to(weight.base.dtype).isfinite().all():
             raise ValueError(f"{name}: a value is not finite in {weight.base.dtype}")

@@ -98,6 +98,7 @@ class LinearGroup:
             start += out_features
         self._packed: Tensor | None = None
         self._served: dict[tuple[int, ...], Factors | None] = {}
+        self._slot_weights: dict[int, tuple[list[Tensor], Tensor]] = {}
 
     def weights(self) -> list[Weight]:
         """Return the members' weights and biases."""
@@ -109,8 +110,9 @@ class LinearGroup:
             self._packed = pack_weight(self.weight_NK)
 
     def forget(self) -> None:
-        """Drop joined factors; the attached terms have changed."""
+        """Drop joined factors and weights; what is attached has changed."""
         self._served.clear()
+        self._slot_weights.clear()
 
     def project(self, x_TK: Tensor, context: BatchContext) -> Tensor:
         """Return the members' outputs side by side [T, N]."""
@@ -132,11 +134,24 @@ class LinearGroup:
         """Return weight, packed copy and bias as `slot` computes with them."""
         weight_NK, packed, bias_N = self.weight_NK, self._packed, self.bias_N
         if any(m.weight.changed_by(slot) for m in self.members):
-            weight_NK, packed = torch.cat([m.weight.of(slot) for m in self.members]), None
+            weight_NK, packed = self._fused(slot), None
         biases = [m.bias for m in self.members if m.bias is not None]
         if any(bias.changed_by(slot) for bias in biases):
             bias_N = torch.cat([bias.of(slot) for bias in biases])
         return weight_NK, packed, bias_N
+
+    def _fused(self, slot: int) -> Tensor:
+        """Return the members' weights of `slot` as one; where nothing trains, it is made once for the same tensors."""
+        parts = [member.weight.of(slot) for member in self.members]
+        if len(parts) == 1:
+            return parts[0]
+        known = self._slot_weights.get(slot)
+        if known is not None and all(a is b for a, b in zip(parts, known[0], strict=True)):
+            return known[1]
+        fused_NK = torch.cat(parts)
+        if not any(part.requires_grad for part in parts):
+            self._slot_weights[slot] = parts, fused_NK
+        return fused_NK
 
     def _factors(self, slots: tuple[int, ...]) -> Factors | None:
         if slots in self._served:
