@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import FalconMambaConfig, Mamba2Config, MambaConfig, PreTrainedConfig
+from transformers import (
+    FalconMambaConfig,
+    Mamba2Config,
+    MambaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from tests.models.conftest import load_small
 from tests.models.families import PROMPT, save_family
@@ -20,7 +28,22 @@ from workers.lora.bank import AdapterBank
 from workers.models.batch import pack
 
 SIZES = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "bos_token_id": 1, "eos_token_id": 2}
+ATTENTION = {
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+DECODER_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 FAMILIES: dict[str, tuple[PreTrainedConfig, list[str]]] = {
+    "qwen2": (Qwen2Config(**SIZES, **ATTENTION, tie_word_embeddings=True), DECODER_TARGETS),
+    "qwen3": (Qwen3Config(**SIZES, **ATTENTION, head_dim=8, tie_word_embeddings=True), DECODER_TARGETS),
+    "mistral": (MistralConfig(**SIZES, **ATTENTION, head_dim=8), DECODER_TARGETS),
     "mamba": (MambaConfig(**SIZES, state_size=8), ["in_proj", "x_proj"]),
     "untied mamba": (MambaConfig(**SIZES, state_size=8, tie_word_embeddings=False), ["in_proj", "x_proj"]),
     "falcon_mamba": (FalconMambaConfig(**SIZES, state_size=8), ["in_proj", "x_proj"]),
