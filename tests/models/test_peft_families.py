@@ -34,11 +34,6 @@ ATTENTION = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
 }
-    "intermediate_size": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-}
 DECODER_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 FAMILIES: dict[str, tuple[PreTrainedConfig, list[str]]] = {
     "qwen2": (Qwen2Config(**SIZES, **ATTENTION, tie_word_embeddings=True), DECODER_TARGETS),
