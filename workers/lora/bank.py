@@ -22,7 +22,10 @@ class _Slot:
 
 
 class AdapterBank:
-    """Slots hold trainable masters (float32, or float64 in a float64 model) or served copies in the model's dtype."""
+    """Slots hold trainable masters (float32, or float64 in a float64 model) or served copies in the model's dtype.
+
+    `heard` are the kinds of parameters that are known to change this model's logits; who has found out says so there.
+    """
 
     def __init__(self, model: LanguageModel) -> None:
         self._model = model
@@ -30,6 +33,7 @@ class AdapterBank:
         self._weights = model.weights()
         self._device, self._dtype = model.device, model.dtype
         self._trained: dict[int, _Slot] = {}
+        self.heard: set[str] = set()
 
     def load(self, slot: int, adapter: AdapterWeights, trainable: bool = False) -> None:
         """Copy an adapter into a slot, in place of what was there.

@@ -1,7 +1,8 @@
 """Proof that an adapter is heard: noise on any one target must change the logits, as serving computes them.
 
-A gradient alone does not say so: a path that only the forward of training takes may lead to the target. Knows a model
-and one slot; leaves the slot as it was. Probed with fixed, distinct tokens: a prefill and one decoded row.
+A gradient alone does not say so: a path that only the forward of training takes may lead to the target. Whether a
+target is heard depends on the base alone, so that each kind of parameter is probed once in a worker. Knows a model and
+one slot; leaves the slot as it was. Probed with fixed, distinct tokens: a prefill and one decoded row.
 """
 
 from collections.abc import Generator, Mapping
@@ -24,18 +25,28 @@ def is_fresh(parameters: Mapping[str, Tensor]) -> bool:
     return all(not bool(p.any()) for name, p in parameters.items() if not name.endswith(".lora_A"))
 
 
-def require_effect(model: LanguageModel, slot: int, parameters: Mapping[str, Tensor]) -> Generator[None, None, None]:
-    """Raise TrainingError naming the targets that change no logits; yields after each target."""
-    by_target: dict[str, list[str]] = {}
+def require_effect(
+    model: LanguageModel, slot: int, parameters: Mapping[str, Tensor], heard: set[str]
+) -> Generator[None, None, None]:
+    """Raise TrainingError naming the targets that change no logits; yields after each.
+
+    Kinds of parameters in `heard` are passed by; those found to change the logits are added to it.
+    """
+    by_kind: dict[str, list[str]] = {}
     for name in parameters:
-        if not name.endswith(".lora_A"):
-            by_target.setdefault(target_of(name), []).append(name)
+        kind = f"{target_of(name)}.{name.rpartition('.')[2]}"
+        if not name.endswith(".lora_A") and kind not in heard:
+            by_kind.setdefault(kind, []).append(name)
+    if not by_kind:
+        return
     before = _logits(model, slot)
     silent = []
-    for target, names in by_target.items():
+    for kind, names in by_kind.items():
         after = _with_noise(model, slot, {name: parameters[name] for name in names})
         if any(torch.equal(a, b) for a, b in zip(after, before, strict=True)):
-            silent.append(target)
+            silent.append(target_of(names[0]))
+        else:
+            heard.add(kind)
         yield
     if silent:
         raise TrainingError(

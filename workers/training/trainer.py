@@ -124,7 +124,7 @@ class TrainingRun:
     def _run(self) -> Iterator[RunEvent | None]:
         settings, progress = self._config.training, self.state.progress
         if progress.step == 0 and self._config.mode != "full" and is_fresh(self.state.weights):
-            yield from require_effect(self._model, self._slot, self.state.weights)
+            yield from require_effect(self._model, self._slot, self.state.weights, self._bank.heard)
         if self._judging and progress.perplexity_before is None:
             progress.perplexity_before = yield from self._measure_start(self._data.judge)
         if self._retention and progress.retention_before is None:

@@ -233,16 +233,18 @@ def test_a_target_that_moves_no_logits_fails_the_run_by_name() -> None:
     assert run.state.progress.step == 0
 
 
-def test_the_probe_leaves_a_run_as_it_was_and_passes_a_continued_one_by() -> None:
-    run, bank = _run("lora", epochs=1)
-    before = bank.weights(0)
+def test_the_probe_leaves_a_run_as_it_was_and_asks_once_in_a_worker_for_what_is_fresh() -> None:
+    config = config_of(**MODES["lora"], epochs=1, batch_size=8, enabled=False)
+    start = start_in_mode(model_of(), config)
+    run, model, bank = run_of(config, examples_of(8), start=start)
     slices = run.slices()
     for _ in range(len(MODES["lora"]["targets"])):
         assert next(slices) is None
-        assert same_adapter(bank.weights(0), before)
+        assert same_adapter(bank.weights(0), start)
     *_, finished = slices
     assert isinstance(finished, Finished)
     assert finished.adapter is not None
-    config = config_of(**MODES["lora"], epochs=1, batch_size=8, enabled=False)
+    again = TrainingRun(model, bank, 1, config, start, examples_of(8))
+    assert isinstance(next(again.slices()), StepDone)
     continued, _, _ = run_of(config, examples_of(8), start=finished.adapter)
     assert isinstance(next(continued.slices()), StepDone)
