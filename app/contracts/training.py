@@ -137,5 +137,5 @@ class TrainingResult(Contract):
     duration_ms: int
     trainable_parameters: int | None = None
     """Scalars that the run could move, as counted by the worker."""
-    optimizer_bytes: int | None = None
+    optimizer_state_bytes: int | None = None
     """Of the moments that the worker held."""

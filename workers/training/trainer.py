@@ -323,7 +323,7 @@ class TrainingRun:
             trained_tokens=progress.tokens,
             duration_ms=round(self._clock.elapsed() * 1000),
             trainable_parameters=sum(weight.numel() for weight in self.state.weights.values()),
-            optimizer_bytes=optimizer_bytes(self.state.moments),
+            optimizer_state_bytes=optimizer_bytes(self.state.moments),
         )
         if reason is not None:
             self._start_over()

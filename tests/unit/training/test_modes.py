@@ -67,7 +67,7 @@ def test_a_mode_trains_all_of_its_own_and_nothing_else(mode: str) -> None:
     assert result.perplexity_after is not None
     assert result.perplexity_after < result.perplexity_before
     promised = trainable_parameters(info_of(model), config)
-    assert (result.trainable_parameters, result.optimizer_bytes) == (promised, 8 * promised)
+    assert (result.trainable_parameters, result.optimizer_state_bytes) == (promised, 8 * promised)
     assert set(adapter.own) == (set(base) if mode == "full" else set())
 
 
@@ -126,7 +126,7 @@ def test_activation_checkpointing_changes_no_bit_of_a_run(mode: str) -> None:
 def test_one_shard_steps_its_part_and_holds_its_part_of_the_moments(mode: str) -> None:
     whole, _ = _run(mode, examples=3, epochs=1)
     _, unsharded = _drive(whole)
-    assert unsharded.result.optimizer_bytes is not None
+    assert unsharded.result.optimizer_state_bytes is not None
     held = 0
     for index in range(2):
         run, _ = _run(mode, examples=3, epochs=1, shard={"index": index, "count": 2})
@@ -135,9 +135,9 @@ def test_one_shard_steps_its_part_and_holds_its_part_of_the_moments(mode: str) -
         for i, (name, p) in enumerate(run.state.weights.items()):
             expected = whole.state.weights[name] if i % 2 == index else start[name]
             assert torch.equal(p, expected), name
-        assert finished.result.optimizer_bytes is not None
-        held += finished.result.optimizer_bytes
-    assert held == unsharded.result.optimizer_bytes
+        assert finished.result.optimizer_state_bytes is not None
+        held += finished.result.optimizer_state_bytes
+    assert held == unsharded.result.optimizer_state_bytes
 
 
 @EACH_MODE
