@@ -8,9 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
+from tests.unit.training.processes import COUNT, join_group
 from workers.training.adamw import AdamWConfig, Moments, StepOutcome, adamw_step
 from workers.training.relative_bound import Product, RelativeBound
-from workers.training.sharding import Shard, ShardGroup, optimizer_bytes
+from workers.training.sharding import Shard, optimizer_bytes
 
 CONFIG = AdamWConfig(0.9, 0.95, 1e-8, 0.1, 0.7, 0.02)
 BOUND = RelativeBound(0.02, [Product(f"m{i}.lora_A", f"m{i}.lora_B", 2.0, 1.0) for i in range(4)], {})
@@ -77,11 +78,7 @@ def test_a_shard_that_does_not_exist_is_refused() -> None:
 
 
 def _trainer(rank: int, directory: Path, bound: RelativeBound | None) -> None:
-    store = dist.FileStore(str(directory / "store"), 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    torch.set_num_threads(1)
-    assert dist.group.WORLD is not None
-    group = ShardGroup(dist.group.WORLD, torch.device("cpu"))
+    group = join_group(rank, directory)
     parameters, moments, outcomes = _parameters(), dict[str, Moments](), []
     for step in range(STEPS):
         gradients = group.sum_gradients(parameters, _gradients(step, part=rank))
@@ -105,7 +102,7 @@ def test_two_processes_over_gloo_equal_one_and_hold_half_the_moments_each(
     tmp_path: Path, bound: RelativeBound | None
 ) -> None:
     """Each computes half of the gradient; the bounded product has one factor on either side."""
-    multiprocessing.spawn(_trainer, (tmp_path, bound), nprocs=2)
+    multiprocessing.spawn(_trainer, (tmp_path, bound), nprocs=COUNT)
     ends = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     expected, outcomes = _whole(bound, parts=2)
     whole = sum(2 * p.nbytes for p in expected.values())

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import multiprocessing
 
+from tests.unit.training.processes import COUNT, join_group
 from tests.unit.training.tiny import TARGETS, config_of, examples_of, model_of, start_in_mode
 from workers.lora.bank import AdapterBank
 from workers.training.events import Finished, StepDone
@@ -41,11 +42,7 @@ def _is_second(group: ShardGroup | None) -> bool:
 
 
 def _trainer(rank: int, directory: Path, kind: str) -> None:
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(directory / "store"), 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    assert dist.group.WORLD is not None
-    run, steps, finished = _run(kind, ShardGroup(dist.group.WORLD, torch.device("cpu")))
+    run, steps, finished = _run(kind, join_group(rank, directory))
     result = {
         "weights": {name: p.detach() for name, p in run.state.weights.items()},
         "steps": steps,
@@ -59,7 +56,7 @@ def _trainer(rank: int, directory: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", RUNS)
 def test_two_processes_make_the_run_of_one(tmp_path: Path, kind: str) -> None:
     """The gradient of one process is not a number at the third step, which both then skip."""
-    multiprocessing.spawn(_trainer, (tmp_path, kind), nprocs=2)
+    multiprocessing.spawn(_trainer, (tmp_path, kind), nprocs=COUNT)
     whole, steps, finished = _run(kind)
     ends = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     for end in ends:
