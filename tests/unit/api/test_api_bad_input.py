@@ -115,7 +115,7 @@ JOBS: dict[str, tuple[dict[str, Any], int, str, str, str]] = {
         400,
         "unknown_target",
         "lora.targets[1]",
-        "'wXProj' is no module of tiny-base; it has q_proj, k_proj",
+        "'wXProj' is no target of tiny-base; it has q_proj, k_proj",
     ),
     "a sequence beyond the context": (
         {"training": {"seq_len": CONTEXT + 1}},
