@@ -19,12 +19,12 @@ from workers.loading.checkpoint import Checkpoint, LoadingError
 from workers.loading.gguf_tokenizer import tokenizer_json
 from workers.models.config import AttentionSpec, MlpSpec, ModelConfig, plain_rope
 
-_TOP = {
+TOP_TENSORS = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-_LAYER = {
+LAYER_TENSORS = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -45,10 +45,10 @@ def _half_split(weight_NK: Tensor, heads: int) -> Tensor:
 def _tensors(reader: gguf.GGUFReader, heads: int, kv_heads: int) -> Iterator[tuple[str, Tensor]]:
     for entry in reader.tensors:
         match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", entry.name)
-        if entry.name in _TOP:
-            name = _TOP[entry.name]
-        elif match and match[2] in _LAYER:
-            name = f"model.layers.{match[1]}.{_LAYER[match[2]]}.weight"
+        if entry.name in TOP_TENSORS:
+            name = TOP_TENSORS[entry.name]
+        elif match and match[2] in LAYER_TENSORS:
+            name = f"model.layers.{match[1]}.{LAYER_TENSORS[match[2]]}.weight"
         else:
             raise LoadingError(f"tensor {entry.name} is unknown to LlamaForCausalLM")
         weight = torch.from_numpy(gguf.dequantize(entry.data, entry.tensor_type).copy())

@@ -1,6 +1,8 @@
 """Rebuilds a `tokenizer.json` from the vocabulary inside a GGUF file. Knows byte-level BPE and nothing of models."""
 
+import json
 from collections.abc import Sequence
+from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -9,13 +11,27 @@ from workers.loading.checkpoint import LoadingError
 _CONTROL, _USER_DEFINED = 3, 4
 
 
-def _pre_tokenizer(pre: str) -> pre_tokenizers.PreTokenizer:
+def _pre_tokenizers() -> dict[str, pre_tokenizers.PreTokenizer]:
     bytes_and_words = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    if pre == "gpt-2":
-        return bytes_and_words
-    if pre == "smollm":
-        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), bytes_and_words])
-    raise LoadingError(f"tokenizer.ggml.pre {pre!r} is not supported, only gpt-2 and smollm")
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    return {"gpt-2": bytes_and_words, "smollm": pre_tokenizers.Sequence([digits, bytes_and_words])}
+
+
+def _pre_tokenizer(pre: str) -> pre_tokenizers.PreTokenizer:
+    known = _pre_tokenizers()
+    if pre not in known:
+        raise LoadingError(f"tokenizer.ggml.pre {pre!r} is not supported, only {' and '.join(known)}")
+    return known[pre]
+
+
+def pre_tokenizer_names() -> dict[str, Any]:
+    """Return how each supported `tokenizer.ggml.pre` is written in a tokenizer.json."""
+    found = {}
+    for name, pre in _pre_tokenizers().items():
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre
+        found[name] = json.loads(tokenizer.to_str())["pre_tokenizer"]
+    return found
 
 
 def tokenizer_json(

@@ -6,6 +6,7 @@ from app.contracts.adapter_format import AdapterFormatError
 from app.db.blobs import BlobCorruptError, BlobNotFoundError
 from app.text.chat_template import ChatTemplateError
 from app.text.examples import ExampleError
+from workers.export import ExportError
 from workers.lora.adapter import UnknownTargetError
 from workers.runtime.background_file import OutputTooLargeError
 from workers.training.errors import TrainingError
@@ -19,6 +20,7 @@ KNOWN: list[tuple[type[Exception], str]] = [
     (AdapterFormatError, "adapter_unusable"),
     (BlobNotFoundError, "data_missing"),
     (BlobCorruptError, "data_corrupt"),
+    (ExportError, "format_not_supported"),
     (OutputTooLargeError, "checkpoint_too_large"),
 ]
 

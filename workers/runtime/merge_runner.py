@@ -14,6 +14,7 @@ from app.db.blobs import CHUNK_BYTES
 from app.db.queue import ClaimedMerge, StagedBytes, StaleLeaseError
 from app.db.repositories import adapters
 from app.db.tables import File
+from workers.export import export_merged
 from workers.lora.adapter import AdapterWeights
 from workers.runtime.adapter_loader import read_adapter
 from workers.runtime.background_file import BackgroundFile
@@ -47,8 +48,6 @@ def _merge(room: JobRoom, job: ClaimedMerge, watch: LeaseWatch, recorder: Record
     recorder.flush()
 
     def write(sink: BinaryIO) -> None:
-        from workers.loading.export import export_merged
-
         export_merged(room.base, adapter, job.config.format, sink)
 
     with BackgroundFile(write, max_bytes=job.config.max_bytes) as export:

@@ -24,11 +24,13 @@ def as_it_is(_config: ModelConfig, name: str, tensor: Tensor) -> Iterator[tuple[
 class Architecture:
     """`read_config` maps config.json to layers; `rename` maps a stored tensor to the model's own names and layouts.
 
-    `rename` may yield several tensors, or none for a buffer that is not a weight.
+    `rename` may yield several tensors, or none for a buffer that is not a weight. `restore` is the way back: a tensor
+    of the model under the names and layouts that the architecture's own files have.
     """
 
     read_config: Callable[[Json], ModelConfig]
     rename: Callable[[ModelConfig, str, Tensor], Iterable[tuple[str, Tensor]]] = as_it_is
+    restore: Callable[[ModelConfig, str, Tensor], Iterable[tuple[str, Tensor]]] = as_it_is
 
 
 def field(config: Json, name: str) -> Any:

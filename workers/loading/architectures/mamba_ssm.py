@@ -81,4 +81,14 @@ def rename(_config: ModelConfig, name: str, tensor: Tensor) -> Iterator[tuple[st
     yield name.replace("backbone.embedding.", "backbone.embeddings."), tensor
 
 
-MAMBA_SSM = Architecture(read_config, rename)
+def restore(config: ModelConfig, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensor under mamba_ssm's name, and the copy of a tied embedding that it keeps as its head."""
+    if name != "backbone.embeddings.weight":
+        yield name, tensor
+        return
+    yield "backbone.embedding.weight", tensor
+    if config.tied_head:
+        yield "lm_head.weight", tensor.clone()
+
+
+MAMBA_SSM = Architecture(read_config, rename, restore)
