@@ -98,6 +98,8 @@ def test_a_job_from_creation_to_a_served_model(client: OpenAI, worker: Any) -> N
         "gradient_accumulation": 1,
         "warmup_steps": 0,
         "schedule": "constant",
+        "activation_checkpointing": False,
+        "shard": None,
     }
     assert extra["adapter"].startswith("Support-Bot-")
     deadline = time.monotonic() + 20
