@@ -132,6 +132,24 @@ class SharedExpertSpec:
 
 
 @dataclass(frozen=True)
+class MoeSpec:
+    """SwiGLU nets of width `hidden`, the `top_k` best of `experts` for each row, and `shared`, which is always on.
+
+    `gates` says which logits share the softmax: the selected ones, or all. `router`, `gate_up` and `down` are tensor
+    names after the prefix; a `{}` in a name is an expert's number, and a name without it holds all experts.
+    """
+
+    hidden: int
+    experts: int
+    top_k: int
+    gates: Literal["selected", "all"]
+    router: str
+    gate_up: tuple[str, ...]
+    down: str
+    shared: MlpSpec | None = None
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """Widths and names of a whole model, and its layers.
 

@@ -5,13 +5,23 @@ from typing import Any
 
 import torch
 
-from workers.models.config import AttentionSpec, ConvSpec, Mamba2Spec, MambaSpec, MixerSpec, MlpSpec, SharedExpertSpec
+from workers.models.config import (
+    AttentionSpec,
+    ConvSpec,
+    Mamba2Spec,
+    MambaSpec,
+    MixerSpec,
+    MlpSpec,
+    MoeSpec,
+    SharedExpertSpec,
+)
 from workers.models.layers.attention import Attention
 from workers.models.layers.conv import Conv
 from workers.models.layers.mamba1 import Mamba1
 from workers.models.layers.mamba2 import Mamba2
 from workers.models.layers.mixer import Mixer
 from workers.models.layers.mlp import Mlp
+from workers.models.layers.moe import Moe
 from workers.models.layers.shared_expert import SharedExpert
 
 _LAYERS: dict[type, Callable[[Any, int, str, torch.device, torch.dtype], Mixer]] = {
@@ -20,6 +30,7 @@ _LAYERS: dict[type, Callable[[Any, int, str, torch.device, torch.dtype], Mixer]]
     Mamba2Spec: Mamba2,
     MambaSpec: Mamba1,
     MlpSpec: Mlp,
+    MoeSpec: Moe,
     SharedExpertSpec: SharedExpert,
 }
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear, relu
 
+from workers.kernels.moe import best_gates, mix_experts
 from workers.models.cache import LayerState
 from workers.models.config import SharedExpertSpec
 from workers.models.layers.context import BatchContext
@@ -52,13 +53,10 @@ class SharedExpert:
     def forward(self, x_TD: Tensor, context: BatchContext, states: Sequence[LayerState | None] | None) -> Tensor:  # noqa: ARG002
         """Return the shared net's output plus the gated ones of the selected experts [T, D]."""
         shared_TD = self.down.project(relu(self.up.project(x_TD, context)), context)
-        logits_TK, chosen_TK = self.router.project(x_TD, context).topk(self.top_k, dim=-1)
-        gates_TK = logits_TK.softmax(-1)
-        w1, b1, w2, b2 = (self.experts[name].of(context.slot) for name in ("w1", "b1", "w2", "b2"))
-        routed_TD = torch.zeros_like(shared_TD)
-        for expert in range(len(w1)):
-            rows_R, place_R = (chosen_TK == expert).nonzero(as_tuple=True)
-            inner_RF = relu(linear(x_TD[rows_R], w1[expert], b1[expert]))
-            output_RD = linear(inner_RF, w2[expert], b2[expert]) * gates_TK[rows_R, place_R, None]
-            routed_TD = routed_TD.index_add(0, rows_R, output_RD)
-        return shared_TD + routed_TD
+        gates_TK, chosen_TK = best_gates(self.router.project(x_TD, context), self.top_k, over_all=False)
+        w1, b1, w2, b2 = (self.experts[name].of(context.slot).unbind() for name in ("w1", "b1", "w2", "b2"))
+
+        def net(expert: int, rows_RD: Tensor) -> Tensor:
+            return linear(relu(linear(rows_RD, w1[expert], b1[expert])), w2[expert], b2[expert])
+
+        return shared_TD + mix_experts(x_TD, gates_TK, chosen_TK, len(w1), net)
