@@ -119,6 +119,15 @@ def test_transformers_loads_the_archive_and_computes_the_same(
     assert (theirs - ours).abs().max() < 1e-4
 
 
+def test_the_gguf_file_holds_the_same_model(
+    rest: httpx.Client, base: LoadedBase, adapter: AdapterWeights, tmp_path: Path
+) -> None:
+    path = tmp_path / "merged.gguf"
+    path.write_bytes(merged(rest, "mine", "gguf"))
+    model = load_base_model(f"gguf:{path}", model_id="merged", device="cpu", dtype="float32", quantization="none")
+    assert (logits_of(model, None) - logits_of(base, adapter)).abs().max() < 1e-4
+
+
 def test_a_run_of_mode_full_is_served_whole_and_merges_to_its_own_weights(rest: httpx.Client, tmp_path: Path) -> None:
     file = rest.post("/files", data={"purpose": "fine-tune"}, files={"file": ("chats.jsonl", CHATS)}).json()
     body = {
