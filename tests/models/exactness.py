@@ -47,8 +47,8 @@ def model_loss(model: LanguageModel, slots: list[int], sequences: list[list[int]
     weights_T = torch.linspace(0.5, 1.5, len(hidden_TD), dtype=torch.float64)
     slots_T = torch.tensor(slots).repeat_interleave(torch.tensor([len(s) for s in sequences]))
     whose = {slot: slots_T == slot for slot in slots}
-    losses = [model.nll(hidden_TD[rows], targets_T[rows], slot) @ weights_T[rows] for slot, rows in whose.items()]
-    return torch.stack(losses).sum()
+    nll = {slot: model.nll(hidden_TD[rows], targets_T[rows], slot) for slot, rows in whose.items()}
+    return torch.stack([nll[slot].double() @ weights_T[rows] for slot, rows in whose.items()]).sum()
 
 
 def float64_model(config: ModelConfig, *, seed: int = 0) -> LanguageModel:

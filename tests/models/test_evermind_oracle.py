@@ -15,8 +15,9 @@ from tests.models.exactness import assert_every_target, assert_every_weight, own
 from tests.models.families import logits_of, logits_token_by_token
 from workers.loading import LoadedBase, LoadingError, load_base_model
 from workers.loading.architectures.evermind import from_seed_names, read_config, to_seed_names
-from workers.loading.evl0 import parse_evl0, serialize_evl0, truncated_half
+from workers.loading.evl0 import parse_evl0, serialize_evl0
 from workers.loading.evl0_source import config_of
+from workers.loading.seed_quantization import seed_view
 from workers.lora.adapter import AdapterWeights, count_parameters
 from workers.lora.bank import AdapterBank
 from workers.lora.seed_adapter import SeedAdapter, parse_seed_adapter, serialize_seed_adapter
@@ -151,20 +152,12 @@ def _groups(items: list[list[int]], size: int) -> Iterator[list[list[int]]]:
     return (items[i : i + size] for i in range(0, len(items), size))
 
 
-def _quantized(embedding_VD: Tensor, how: str) -> Tensor:
-    """The seeds' views of a frozen matrix."""
-    if how == "fp16":
-        return truncated_half(embedding_VD.float()).to(embedding_VD.dtype)
-    if how == "int8":
-        scale = embedding_VD.abs().max() / 127
-        return (embedding_VD / scale).round() * scale
-    return embedding_VD
-
-
 @pytest.mark.parametrize("how", ["none", "fp16", "int8"])
 def test_low_rank_training_through_the_tied_embedding(how: str) -> None:
     given, model = oracle()[f"lora_{how}"], _model()
-    model.vocabulary.weight.base.copy_(_quantized(model.vocabulary.weight.base, how))
+    view, size = seed_view(model.vocabulary.weight.base, how)
+    assert size == given["footprint"]["baseBytes"]
+    model.vocabulary.weight.base.copy_(view)
     before = model.vocabulary.weight.base.clone()
     losses, bank = _fit(model, given)
     assert losses == pytest.approx(given["losses"], abs=1e-4)

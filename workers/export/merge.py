@@ -20,7 +20,7 @@ def merged_weights(model: LanguageModel, adapter: AdapterWeights) -> Iterator[tu
     """
     for name, weight in model.weights().items():
         base = weight.base
-        wide = torch.promote_types(base.dtype, torch.float32)
+        wide = torch.promote_types(weight.dtype, torch.float32)
         merged = adapter.own.get(name, base).detach().to("cpu", wide, copy=True)
         if name in adapter.dense:
             merged += adapter.dense[name].to(wide)
@@ -28,4 +28,4 @@ def merged_weights(model: LanguageModel, adapter: AdapterWeights) -> Iterator[tu
         if module in adapter.tensors and module != name:
             a_RK, b_NR = (factor.to(wide) for factor in adapter.tensors[module])
             merged += adapter.scales[module] * (b_NR @ a_RK)
-        yield name, merged.to(base.dtype).contiguous()
+        yield name, merged.to(weight.dtype).contiguous()

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 from app.contracts.base_models import BaseModelInfo, ModuleShape
+from workers.kernels.quantized_weight import KINDS, Kind
 from workers.loading.architectures.base import Json
 from workers.loading.checkpoint import Checkpoint, LoadingError, copy_weights
 from workers.loading.evl0_source import read_evl0
@@ -80,8 +81,8 @@ def _describe(model: LanguageModel, checkpoint: Checkpoint, model_id: str, quant
     return BaseModelInfo(
         id=model_id,
         architecture=checkpoint.architecture,
-        parameters=sum(weight.base.numel() for weight in weights.values()),
-        bytes=sum(weight.base.nbytes for weight in weights.values()),
+        parameters=sum(weight.shape.numel() for weight in weights.values()),
+        bytes=sum(weight.nbytes for weight in weights.values()),
         context_length=model.config.context_length,
         vocab_size=model.config.vocab_size,
         hidden_size=model.config.hidden_size,
@@ -101,13 +102,21 @@ def _describe(model: LanguageModel, checkpoint: Checkpoint, model_id: str, quant
     )
 
 
+def _quantization(name: str) -> Kind | None:
+    if name == "none":
+        return None
+    for kind in KINDS:
+        if name == kind:
+            return kind
+    raise LoadingError(f"quantization {name!r} is not supported, only none, {', '.join(KINDS)}")
+
+
 def load_base_model(source: str, *, model_id: str, device: str, dtype: str, quantization: str) -> LoadedBase:
     """Load and freeze a base model. Raises LoadingError naming the file, field or tensor at fault."""
-    if quantization != "none":
-        raise LoadingError(f"quantization {quantization!r} is not supported, only none")
+    kind = _quantization(quantization)
     place = resolve_device(device)
     checkpoint = _read(source)
     model = LanguageModel(checkpoint.config, place, resolve_dtype(dtype, place))
-    copy_weights(model, checkpoint.tensors, checkpoint.architecture)
+    copy_weights(model, checkpoint.tensors, checkpoint.architecture, kind)
     model.freeze()
     return LoadedBase(model, _describe(model, checkpoint, model_id, quantization), checkpoint.config_json)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from workers.kernels.quantized_weight import Kind
 from workers.loading.architectures.base import Json, LoadingError
 from workers.models.config import ModelConfig
 from workers.models.language_model import LanguageModel
@@ -29,9 +30,37 @@ class Checkpoint:
     config_json: Json = field(default_factory=dict)
 
 
-def copy_weights(model: LanguageModel, tensors: Iterable[tuple[str, Tensor]], architecture: str) -> None:
-    """Fill the model. Raises LoadingError for a tensor that is unknown, of another shape, or missing."""
+class _Quantizer:
+    """Puts a group of linear modules into fewer bits as soon as all of their weights have been read."""
+
+    def __init__(self, model: LanguageModel, kind: Kind | None) -> None:
+        self._kind = kind
+        groups = [group for sublayer in model.sublayers() for group in sublayer.mixer.groups()]
+        self._group_of = {member.weight.name: group for group in groups for member in group.members}
+        self._missing = {id(group): len(group.members) for group in groups}
+
+    def filled(self, name: str) -> None:
+        """Tell that a tensor has been read. Raises LoadingError for a value that does not fit the format."""
+        group = self._group_of.get(name)
+        if group is None or self._kind is None:
+            return
+        self._missing[id(group)] -= 1
+        if self._missing[id(group)] == 0:
+            try:
+                group.quantize(self._kind)
+            except ValueError as error:
+                raise LoadingError(f"{self._kind}: {error}") from error
+
+
+def copy_weights(
+    model: LanguageModel, tensors: Iterable[tuple[str, Tensor]], architecture: str, kind: Kind | None = None
+) -> None:
+    """Fill the model; the linear modules are held in `kind`, each as soon as it is read.
+
+    Raises LoadingError for a tensor that is unknown, of another shape, missing, or that does not fit `kind`.
+    """
     places = model.weights()
+    quantizer = _Quantizer(model, kind)
     for name, tensor in tensors:
         place = places.pop(name, None)
         if place is None:
@@ -39,5 +68,6 @@ def copy_weights(model: LanguageModel, tensors: Iterable[tuple[str, Tensor]], ar
         if place.shape != tensor.shape:
             raise LoadingError(f"tensor {name} has shape {tuple(tensor.shape)}, expected {tuple(place.shape)}")
         place.base.copy_(tensor)
+        quantizer.filled(name)
     if places:
         raise LoadingError(f"tensor {min(places)} is missing")

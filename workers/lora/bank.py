@@ -62,7 +62,7 @@ class AdapterBank:
                 weight.delta[slot] = placed(f"{name}.delta", tensor)
             else:
                 # What is served is added up once, not for each token.
-                weight.own[slot] = (weight.base + tensor).to(weight.base.dtype)
+                weight.own[slot] = (weight.base + tensor).to(weight.dtype)
         for name, tensor in owns.items():
             self._weights[name].own[slot] = placed(f"{name}.own", tensor)
         if deltas or owns:
@@ -122,8 +122,8 @@ class AdapterBank:
             raise ValueError(f"{name}: the base model has no such tensor")
         if weight.shape != tensor.shape:
             raise ValueError(f"{name}: shape {tuple(tensor.shape)} is not {tuple(weight.shape)}")
-        dtype = torch.promote_types(weight.base.dtype, torch.float32) if wide else weight.base.dtype
+        dtype = torch.promote_types(weight.dtype, torch.float32) if wide else weight.dtype
         placed = tensor.detach().to(self._device, dtype, copy=True)
-        if not placed.to(weight.base.dtype).isfinite().all():
-            raise ValueError(f"{name}: a value is not finite in {weight.base.dtype}")
+        if not placed.to(weight.dtype).isfinite().all():
+            raise ValueError(f"{name}: a value is not finite in {weight.dtype}")
         return placed

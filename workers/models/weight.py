@@ -6,6 +6,8 @@ A slot either adds a dense delta to the base tensor or owns a tensor of its own;
 import torch
 from torch import Tensor
 
+from workers.kernels.quantized_weight import QuantizedMatrix
+
 
 class Weight:
     """`base` is final once it is loaded. `dense_target` is the name under which a delta may be asked for, if it may.
@@ -27,6 +29,16 @@ class Weight:
         """Of the base tensor."""
         return self.base.shape
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the base tensor."""
+        return self.base.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """What the base tensor takes in memory."""
+        return self.base.nbytes
+
     def of(self, slot: int) -> Tensor:
         """Return what `slot` computes with, in the base tensor's dtype; -1 is the base alone."""
         if slot < 0:
@@ -45,6 +57,37 @@ class Weight:
         """Drop what `slot` put here."""
         self.delta.pop(slot, None)
         self.own.pop(slot, None)
+
+
+class QuantizedRows(Weight):
+    """Some rows of a quantised matrix; `base` is made anew each time it is asked for."""
+
+    __slots__ = ("_dtype", "_matrix", "_rows")
+
+    def __init__(self, name: str, matrix: QuantizedMatrix, rows: slice, dtype: torch.dtype) -> None:
+        self.name, self.dense_target = name, None
+        self._matrix, self._rows, self._dtype = matrix, rows, dtype
+        self.delta, self.own = {}, {}
+
+    @property
+    def base(self) -> Tensor:  # type: ignore[override]
+        """The dense rows, in the model's dtype."""
+        return self._matrix.dense(self._dtype)[self._rows]
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the rows."""
+        return torch.Size((self._rows.stop - self._rows.start, self._matrix.shape[1]))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The model's, in which the rows are computed with."""
+        return self._dtype
+
+    @property
+    def nbytes(self) -> int:
+        """The rows' share of what the matrix takes."""
+        return self._matrix.nbytes * self.shape[0] // self._matrix.shape[0]
 
 
 def new_weight(

@@ -10,11 +10,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
-from workers.kernels.lora_linear import add_low_rank_row, frozen_linear, lora_linear
+from workers.kernels.lora_linear import add_low_rank_row, frozen_linear, lora_linear, low_rank_rows
 from workers.kernels.packed_weight import can_pack, pack_weight
+from workers.kernels.quantized_weight import Kind, QuantizedMatrix, quantize, quantized_linear
 from workers.models.layers.context import BatchContext
-from workers.models.weight import Weight
+from workers.models.weight import QuantizedRows, Weight
 
 KEPT_JOINS = 32
 """Sets of slots whose joined factors are kept; a mixed batch changes its set whenever a sequence comes or goes."""
@@ -96,6 +98,7 @@ class LinearGroup:
             own_bias_N = None if self.bias_N is None else self.bias_N[rows]
             self.members.append(AdaptedLinear(self, name, self.weight_NK[rows], own_bias_N))
             start += out_features
+        self.quantized: QuantizedMatrix | None = None
         self._packed: Tensor | None = None
         self._served: dict[tuple[int, ...], Factors | None] = {}
         self._slot_weights: dict[int, tuple[list[Tensor], Tensor]] = {}
@@ -106,8 +109,21 @@ class LinearGroup:
 
     def freeze(self) -> None:
         """Declare the weight final: make the packed copy that small batches are fast with."""
-        if can_pack(self.weight_NK):
+        if self.quantized is None and can_pack(self.weight_NK):
             self._packed = pack_weight(self.weight_NK)
+
+    def quantize(self, kind: Kind) -> None:
+        """Hold the weight in fewer bits from now on. Raises ValueError naming the modules when a value does not fit."""
+        try:
+            self.quantized = quantize(self.weight_NK, kind)
+        except ValueError as error:
+            raise ValueError(f"{', '.join(member.name for member in self.members)}: {error}") from error
+        start = 0
+        for member in self.members:
+            rows = slice(start, start + member.out_features)
+            member.weight = QuantizedRows(member.weight.name, self.quantized, rows, self.weight_NK.dtype)
+            start = rows.stop
+        self.weight_NK = self.weight_NK.new_empty(0, self.weight_NK.shape[1])
 
     def forget(self) -> None:
         """Drop joined factors and weights; what is attached has changed."""
@@ -116,6 +132,8 @@ class LinearGroup:
 
     def project(self, x_TK: Tensor, context: BatchContext) -> Tensor:
         """Return the members' outputs side by side [T, N]."""
+        if self.quantized is not None:
+            return self._project_quantized(x_TK, self.quantized, context)
         weight_NK, packed, bias_N = self.weight_NK, self._packed, self.bias_N
         if context.slot >= 0:
             weight_NK, packed, bias_N = self._of(context.slot)
@@ -130,15 +148,31 @@ class LinearGroup:
             y_TN = lora_linear(x_TK, weight_NK, packed, a_RK=factors.a_RK, b_NR=factors.b_NR, foreign_TR=foreign_TR)
         return y_TN if bias_N is None else y_TN + bias_N
 
+    def _project_quantized(self, x_TK: Tensor, quantized: QuantizedMatrix, context: BatchContext) -> Tensor:
+        slot, route = context.slot, context.route
+        if slot >= 0 and any(m.weight.changed_by(slot) for m in self.members):
+            y_TN = linear(x_TK, self._fused(slot))
+        else:
+            y_TN = quantized_linear(x_TK, quantized)
+        factors = self._factors(route.slots) if route.slots else None
+        if factors is not None:
+            foreign_TR = None if route.slot_T is None else route.slot_T[:, None] != factors.slot_R[None, :]
+            y_TN = y_TN + low_rank_rows(x_TK, factors.a_RK, foreign_TR) @ factors.b_NR.T
+        bias_N = self.bias_N if slot < 0 else self._bias_of(slot)
+        return y_TN if bias_N is None else y_TN + bias_N
+
     def _of(self, slot: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Return weight, packed copy and bias as `slot` computes with them."""
-        weight_NK, packed, bias_N = self.weight_NK, self._packed, self.bias_N
+        weight_NK, packed = self.weight_NK, self._packed
         if any(m.weight.changed_by(slot) for m in self.members):
             weight_NK, packed = self._fused(slot), None
+        return weight_NK, packed, self._bias_of(slot)
+
+    def _bias_of(self, slot: int) -> Tensor | None:
         biases = [m.bias for m in self.members if m.bias is not None]
         if any(bias.changed_by(slot) for bias in biases):
-            bias_N = torch.cat([bias.of(slot) for bias in biases])
-        return weight_NK, packed, bias_N
+            return torch.cat([bias.of(slot) for bias in biases])
+        return self.bias_N
 
     def _fused(self, slot: int) -> Tensor:
         """Return the members' weights of `slot` as one; where nothing trains, it is made once for the same tensors."""
