@@ -13,6 +13,7 @@ from app.services.job_options import JobOptions
 from app.services.trained_part import trainable_parameters
 from tests.tiny_base import tiny_base
 from tests.unit.training.tiny import VOCAB, examples_of
+from workers.kernels.quantized_weight import Kind
 from workers.loading.architectures.mamba import backbone
 from workers.lora.adapter import AdapterWeights
 from workers.lora.bank import AdapterBank
@@ -34,13 +35,15 @@ TARGETS = {
 EACH = [pytest.param(family, mode, id=f"{family}-{mode}") for family in SPECS for mode in ("lora", "wsla", "full")]
 
 
-def _model(family: str) -> LanguageModel:
+def _model(family: str, kind: Kind | None = None) -> LanguageModel:
     sizes = {"vocab_size": VOCAB, "hidden_size": 8, "num_hidden_layers": 2}
     model = LanguageModel(backbone(sizes, SPECS[family], tied=True), torch.device("cpu"), torch.float32)
     generator = torch.Generator().manual_seed(5)
     for name, weight in model.weights().items():
         noise = torch.randn(weight.shape, generator=generator) * (0.5 if "embed" in name else 0.3)
         weight.base.copy_(noise + ("norm" in name or name.endswith(".D")))
+    for group in (g for s in model.sublayers() for g in s.mixer.groups() if kind is not None):
+        group.quantize(kind)
     model.freeze()
     return model
 
@@ -73,13 +76,14 @@ def _start(model: LanguageModel, config: JobConfig) -> AdapterWeights:
 
 def _config(info: BaseModelInfo, family: str, mode: str, **training: Any) -> JobConfig:
     wishes: dict[str, Any] = {"mode": mode, "seed": 3, "training": {"epochs": 3, **training}}
+    wishes["trust_region"] = {"max_relative_update": 0.02}
     if mode == "lora":
         wishes["lora"] = {"rank": 4, "targets": TARGETS[family]}
     return resolve_config("fine_tune", info, JobOptions.model_validate(wishes), 8, None)
 
 
-def _run(family: str, mode: str, **training: Any) -> TrainingRun:
-    model = _model(family)
+def _run(family: str, mode: str, kind: Kind | None = None, **training: Any) -> TrainingRun:
+    model = _model(family, kind)
     config = _config(_info(model), family, mode, **training)
     return TrainingRun(model, AdapterBank(model), 0, config, _start(model, config), examples_of(8))
 
@@ -119,3 +123,18 @@ def test_activation_checkpointing_and_a_resume_change_no_bit(family: str, mode: 
     resumed.restore(taken)
     _end(resumed)
     assert all(torch.equal(resumed.state.weights[name], p) for name, p in expected.state.weights.items())
+
+
+@pytest.mark.parametrize("kind", ["fp16", "int8", "nf4"])
+@pytest.mark.parametrize(
+    ("family", "mode"), [("mamba", "lora"), ("mamba", "wsla"), ("mamba2", "lora"), ("mamba2", "wsla")]
+)
+def test_adapters_of_a_quantised_base_train_under_a_relative_bound(family: str, mode: str, kind: Kind) -> None:
+    ends = []
+    for recompute in (False, True):
+        run = _run(family, mode, kind, activation_checkpointing=recompute)
+        ends.append((_end(run), run.state.weights))
+    (plain, weights), (_, again) = ends
+    assert plain.result.losses[-1] < plain.result.losses[0]
+    assert all(torch.equal(again[name], p) for name, p in weights.items())
+    assert {p.dtype for p in weights.values()} == {torch.float32}
