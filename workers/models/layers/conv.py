@@ -48,9 +48,7 @@ class Conv:
         latest_last_DW = self.weight.of(context.slot).flip(1)
         parts = []
         for run in runs_of(context.lengths, cast("Sequence[RecurrentState] | None", states)):
-            y_SLD, after_SWD = causal_conv(
-                run.of(x_TD), latest_last_DW, None, run.taps(x_TD, latest_last_DW.shape[1] - 1), activate=False
-            )
+            y_SLD, after_SWD = causal_conv(run.of(x_TD), latest_last_DW, None, run.taps(), activate=False)
             run.keep_taps(after_SWD)
             parts.append(y_SLD)
         return joined(parts)

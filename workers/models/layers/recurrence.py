@@ -6,6 +6,7 @@ Knows tensors, lengths and states. Legend: T rows, S sequences of a run, L token
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,16 +16,38 @@ from workers.models.layers.runs import equal_runs
 from workers.models.weight import Weight, new_weight
 
 
+class Row(NamedTuple):
+    """One sequence's part of what a run left behind [S, ...]."""
+
+    of_S: Tensor
+    number: int
+
+
 class RecurrentState:
     """Of one sequence: the convolution's last W − 1 inputs and the scan's state, None before the first token."""
 
-    def __init__(self, taps_WC: Tensor | None = None, scan: Tensor | None = None) -> None:
-        self.taps_WC = taps_WC
+    def __init__(self, taps: Row | None = None, scan: Row | None = None) -> None:
+        self.taps = taps
         self.scan = scan
 
     def clone(self) -> "RecurrentState":
         """Return an independent copy; states are replaced, never written in place."""
-        return RecurrentState(self.taps_WC, self.scan)
+        return RecurrentState(self.taps, self.scan)
+
+
+def _together(rows: Sequence[Row | None]) -> Tensor | None:
+    """Return the rows as one tensor [S, ...], with zeros for sequences at their start; None if all are.
+
+    Sequences that ran together and go on together are taken as they lie, which spares a copy for each token.
+    """
+    known = [row for row in rows if row is not None]
+    if not known:
+        return None
+    of_S = known[0].of_S
+    if len(known) == len(rows) == len(of_S) and all(r.of_S is of_S and r.number == i for i, r in enumerate(known)):
+        return of_S
+    zeros = torch.zeros_like(of_S[0])
+    return torch.stack([zeros if row is None else row.of_S[row.number] for row in rows])
 
 
 @dataclass(frozen=True)
@@ -42,27 +65,22 @@ class Run:
 
     def scan_states(self) -> Tensor | None:
         """Return the scan's states before the run [S, ...], None at the start of all."""
-        if self.states is None or all(state.scan is None for state in self.states):
-            return None
-        known = next(state.scan for state in self.states if state.scan is not None)
-        return torch.stack([torch.zeros_like(known) if s.scan is None else s.scan for s in self.states])
+        return None if self.states is None else _together([state.scan for state in self.states])
 
-    def taps(self, x_TC: Tensor, before: int) -> Tensor | None:
-        """Return the `before` inputs that precede the run [S, W − 1, C], None at the start of all."""
-        if self.states is None or all(state.taps_WC is None for state in self.states):
-            return None
-        zeros = x_TC.new_zeros(before, x_TC.shape[1])
-        return torch.stack([zeros if state.taps_WC is None else state.taps_WC for state in self.states])
+    def taps(self) -> Tensor | None:
+        """Return the inputs that precede the run [S, W − 1, C], None at the start of all."""
+        return None if self.states is None else _together([state.taps for state in self.states])
 
     def keep_taps(self, after_SWC: Tensor) -> None:
-        """Remember the last inputs of the run."""
-        for state, after_WC in zip(self.states or (), after_SWC.unbind(0), strict=self.states is not None):
-            state.taps_WC = after_WC.clone()
+        """Remember the last inputs of the run, without the others that they are a part of."""
+        after_SWC = after_SWC if self.states is None else after_SWC.clone()
+        for number, state in enumerate(self.states or ()):
+            state.taps = Row(after_SWC, number)
 
     def keep_scan(self, last_S: Tensor) -> None:
         """Remember the scan's states after the run."""
-        for state, last in zip(self.states or (), last_S.unbind(0), strict=self.states is not None):
-            state.scan = last
+        for number, state in enumerate(self.states or ()):
+            state.scan = Row(last_S, number)
 
 
 def runs_of(lengths: Sequence[int], states: Sequence[RecurrentState] | None) -> list[Run]:
@@ -104,8 +122,7 @@ class Convolution:
         weight_CW, bias_C = self.weight.of(slot).squeeze(1), None if self.bias is None else self.bias.of(slot)
         parts = []
         for run in runs:
-            taps_SWC = run.taps(x_TC, weight_CW.shape[1] - 1)
-            y_SLC, after_SWC = causal_conv(run.of(x_TC), weight_CW, bias_C, taps_SWC, activate=True)
+            y_SLC, after_SWC = causal_conv(run.of(x_TC), weight_CW, bias_C, run.taps(), activate=True)
             run.keep_taps(after_SWC)
             parts.append(y_SLC)
         return joined(parts)
