@@ -27,7 +27,7 @@ class SharedExpert:
         self, spec: SharedExpertSpec, width: int, prefix: str, device: torch.device, dtype: torch.dtype
     ) -> None:
         self.top_k = spec.top_k
-        self.router = LinearGroup({f"{prefix}.router": spec.experts}, width, device, dtype)
+        self.router = new_weight(f"{prefix}.router.weight", (spec.experts, width), device, dtype)
         self.up = LinearGroup({f"{prefix}.shared.w1": spec.hidden}, width, device, dtype, bias=True)
         self.down = LinearGroup({f"{prefix}.shared.w2": width}, spec.hidden, device, dtype, bias=True)
         e, f = spec.experts, spec.hidden
@@ -35,12 +35,12 @@ class SharedExpert:
         self.experts = {n: new_weight(f"{prefix}.experts.{n}", s, device, dtype) for n, s in shapes.items()}
 
     def groups(self) -> list[LinearGroup]:
-        """Return the router and the shared net."""
-        return [self.router, self.up, self.down]
+        """Return the shared net."""
+        return [self.up, self.down]
 
     def weights(self) -> list[Weight]:
-        """Return the routed experts."""
-        return list(self.experts.values())
+        """Return the router and the routed experts."""
+        return [self.router, *self.experts.values()]
 
     def selective(self) -> list[Weight]:
         """Return nothing."""
@@ -53,7 +53,7 @@ class SharedExpert:
     def forward(self, x_TD: Tensor, context: BatchContext, states: Sequence[LayerState | None] | None) -> Tensor:  # noqa: ARG002
         """Return the shared net's output plus the gated ones of the selected experts [T, D]."""
         shared_TD = self.down.project(relu(self.up.project(x_TD, context)), context)
-        gates_TK, chosen_TK = best_gates(self.router.project(x_TD, context), self.top_k, over_all=False)
+        gates_TK, chosen_TK = best_gates(linear(x_TD, self.router.of(context.slot)), self.top_k, over_all=False)
         w1, b1, w2, b2 = (self.experts[name].of(context.slot).unbind() for name in ("w1", "b1", "w2", "b2"))
 
         def net(expert: int, rows_RD: Tensor) -> Tensor:
