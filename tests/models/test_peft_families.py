@@ -10,7 +10,10 @@ import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import (
+    BambaConfig,
     FalconMambaConfig,
+    GraniteMoeHybridConfig,
+    JambaConfig,
     Mamba2Config,
     MambaConfig,
     MistralConfig,
@@ -34,6 +37,7 @@ ATTENTION = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 128,
 }
+MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_n_groups": 1, "mamba_d_state": 8}
 DECODER_TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 FAMILIES: dict[str, tuple[PreTrainedConfig, list[str]]] = {
     "qwen2": (Qwen2Config(**SIZES, **ATTENTION, tie_word_embeddings=True), DECODER_TARGETS),
@@ -47,6 +51,41 @@ FAMILIES: dict[str, tuple[PreTrainedConfig, list[str]]] = {
             **SIZES, state_size=16, num_heads=8, head_dim=8, n_groups=2, chunk_size=8, tie_word_embeddings=True
         ),
         ["in_proj"],
+    ),
+    "bamba": (
+        BambaConfig(**SIZES, **ATTENTION, **MAMBA2, attn_layer_indices=[1]),
+        ["in_proj", "out_proj", *DECODER_TARGETS],
+    ),
+    "granite": (
+        GraniteMoeHybridConfig(
+            **SIZES,
+            **ATTENTION,
+            layer_types=["mamba", "attention"],
+            **MAMBA2,
+            shared_intermediate_size=40,
+            num_local_experts=0,
+            num_experts_per_tok=0,
+            embedding_multiplier=3.0,
+            logits_scaling=2.0,
+            tie_word_embeddings=True,
+        ),
+        ["in_proj", "out_proj", "input_linear", "output_linear", "q_proj", "k_proj", "v_proj", "o_proj"],
+    ),
+    "jamba": (
+        JambaConfig(
+            **SIZES,
+            **ATTENTION,
+            attn_layer_period=2,
+            attn_layer_offset=1,
+            expert_layer_period=2,
+            expert_layer_offset=1,
+            num_experts=4,
+            num_experts_per_tok=2,
+            mamba_d_state=8,
+            mamba_dt_rank=4,
+            use_mamba_kernels=False,
+        ),
+        ["in_proj", "x_proj", "out_proj", *DECODER_TARGETS],
     ),
 }
 
