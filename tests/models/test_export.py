@@ -16,11 +16,13 @@ from transformers import (
     Mamba2Config,
     MambaConfig,
     PreTrainedConfig,
+    Qwen3Config,
 )
 
 from tests.models.conftest import load_small
 from tests.models.exactness import every_target, own_weights
 from tests.models.families import PROMPT, logits_of, save_family
+from tests.models.test_hybrid_oracle import MULTIPLIERS, bamba, granite, jamba
 from workers.export import ExportError, export_merged
 from workers.export.merge import merged_weights
 from workers.loading import LoadedBase, load_base_model
@@ -36,6 +38,11 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
     "mamba": lambda: MambaConfig(**SIZES, state_size=8),
     "falcon_mamba": lambda: FalconMambaConfig(**SIZES, state_size=8),
     "mamba2": lambda: Mamba2Config(**SIZES, state_size=16, num_heads=8, head_dim=8, n_groups=2, chunk_size=8),
+    "qwen3": lambda: Qwen3Config(**SIZES, **LLAMA, head_dim=8, tie_word_embeddings=True),
+    "bamba": bamba,
+    "granite": lambda: granite(**MULTIPLIERS),
+    "granite, experts": lambda: granite(num_local_experts=5, num_experts_per_tok=2),
+    "jamba, experts": jamba,
 }
 
 
