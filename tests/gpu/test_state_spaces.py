@@ -15,6 +15,7 @@ from tests.models.exactness import every_target
 from workers.loading.architectures.evermind import read_config as evermind
 from workers.loading.architectures.graft_hybrid import new_config
 from workers.loading.architectures.graft_hybrid import read_config as hybrid
+from workers.loading.architectures.jamba import read_config as read_jamba
 from workers.loading.architectures.mamba import read_mamba
 from workers.loading.architectures.mamba2 import read_config as read_mamba2
 from workers.loading.initial_weights import initialise
@@ -30,6 +31,14 @@ LENGTHS = [200, 3, 77, 77]
 EXPERTS = {"conv_kernel": 3, "expert_size": 96, "num_experts": 4, "top_k": 2}
 
 
+JAMBA = {
+    "vocab_size": 512, "hidden_size": 128, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2, "attn_layer_period": 3,
+    "attn_layer_offset": 1, "expert_layer_period": 2, "expert_layer_offset": 1, "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-6, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_dt_rank": 8,
+}  # fmt: skip
+
+
 def _mixture() -> ModelConfig:
     return hybrid(new_config("nano", "mamba1,mamba2,attention", 512))
 
@@ -38,6 +47,7 @@ CONFIGS: dict[str, Callable[[], ModelConfig]] = {
     "mamba": lambda: read_mamba({**SIZES, "state_size": 16}),
     "mamba2": lambda: read_mamba2({**SIZES, "state_size": 64, "num_heads": 4, "head_dim": 64, "n_groups": 2}),
     "evermind": lambda: evermind({**SIZES, **EXPERTS}),
+    "jamba, experts": lambda: read_jamba(JAMBA),
     "mixture": _mixture,
 }
 
@@ -70,7 +80,7 @@ def _gradients(kind: str, device: torch.device, dtype: torch.dtype, stored: torc
 
 
 WIDE = [(kind, torch.float32, 2e-5) for kind in CONFIGS]
-# Evermind is not among them: its choice of experts is not continuous, and rounding may choose others.
+# Models with routed experts are not among them: their choice is not continuous, and rounding may choose others.
 NARROW = [(kind, torch.bfloat16, 3e-2) for kind in ("mamba", "mamba2", "mixture")]
 
 
