@@ -137,13 +137,13 @@ def gradients(
 def test_lora_gradients_agree_with_float64(dtype: torch.dtype, whole: float, each: float, lengths: list[int]) -> None:
     """`whole` bounds the error of all gradients as one vector, `each` that of any single factor.
 
-    A factor whose gradient all but vanishes (queries and keys over three tokens) is measured against a thousandth of
+    A factor whose gradient all but vanishes (queries and keys over three tokens) is measured against a hundredth of
     the whole gradient instead of its own.
     """
     expected_loss, expected = gradients(torch.device("cpu"), torch.float64, lengths, stored=dtype)
     loss, got = gradients(CUDA, dtype, lengths, stored=dtype)
     assert got.keys() == expected.keys()
-    least = torch.cat([g.flatten() for g in expected.values()]).norm() * 1e-3
+    least = torch.cat([g.flatten() for g in expected.values()]).norm() * 1e-2
     worst, name = max(
         (float((got[n] - expected[n]).norm() / torch.maximum(expected[n].norm(), least)), n) for n in expected
     )
