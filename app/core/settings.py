@@ -25,9 +25,9 @@ class BaseModelSource(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     id: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,95}$")
-    source: str = Field(pattern=r"^(gguf|hf):.+")
+    source: str = Field(pattern=r"^(gguf|hf|evl0):.+")
     """`gguf:PATH`, `gguf:package/NAME` (a GGUF inside an installed package), `hf:DIRECTORY` or `evl0:PATH`."""
-    quantization: Literal["none"] = "none"
+    quantization: Literal["none", "fp16", "int8", "nf4"] = "none"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     device: str = "auto"
     """`auto`, `cpu`, `cuda` or `cuda:N`."""
