@@ -1,10 +1,10 @@
 """BambaForCausalLM: Mamba-2 with some layers of attention that turn a part of each head, an MLP after each."""
 
 from workers.loading.architectures.base import Architecture, Json, LoadingError, field, require
-from workers.loading.architectures.hybrid import read_mamba2
+from workers.loading.architectures.hybrid import read_mamba2, read_stack
 from workers.loading.architectures.llama import read_heads
 from workers.loading.architectures.rope import read_rope, rotary_width
-from workers.models.config import AttentionSpec, LayerSpec, MlpSpec, ModelConfig, SublayerSpec
+from workers.models.config import AttentionSpec, MlpSpec, ModelConfig
 
 TURNED = 0.5
 """The part of a head that turns where the config does not say."""
@@ -32,27 +32,9 @@ def read_config(config: Json) -> ModelConfig:
     heads, bias = read_heads(config), bool(config.get("attention_bias", False))
     rotary_dim = _rotary_dim(config, heads[2])
     attention = AttentionSpec(*heads, rotary_dim=rotary_dim, qkv_bias=bias, output_bias=bias)
-    mamba, attends = read_mamba2(config), _attention_layers(config)
     mlp = MlpSpec(int(field(config, "intermediate_size")), bias=bool(config.get("mlp_bias", False)))
-
-    def layer(index: int) -> LayerSpec:
-        prefix = f"model.layers.{index}"
-        place, mixer = ("self_attn", attention) if index in attends else ("mamba", mamba)
-        return (
-            SublayerSpec(f"{prefix}.input_layernorm", f"{prefix}.{place}", mixer),
-            SublayerSpec(f"{prefix}.pre_ff_layernorm", f"{prefix}.feed_forward", mlp),
-        )
-
-    return ModelConfig(
-        vocab_size=int(field(config, "vocab_size")),
-        hidden_size=int(field(config, "hidden_size")),
-        context_length=int(field(config, "max_position_embeddings")),
-        norm_eps=float(field(config, "rms_norm_eps")),
-        layers=tuple(layer(i) for i in range(int(field(config, "num_hidden_layers")))),
-        tied_head=bool(config.get("tie_word_embeddings", False)),
-        rope=read_rope(config, rotary_dim),
-        final_norm="model.final_layernorm",
-    )
+    attends, rope = _attention_layers(config), read_rope(config, rotary_dim)
+    return read_stack(config, read_mamba2(config), attention, attends, lambda _: mlp, rope=rope)
 
 
 BAMBA = Architecture(read_config)

@@ -1,10 +1,20 @@
-"""What the hybrids of Mamba and attention share: their `mamba_*` fields."""
+"""What the hybrids of Mamba and attention share: `mamba_*` fields, and the layers of Bamba and Jamba."""
 
 import math
+from collections.abc import Callable, Collection
 
 from workers.loading.architectures.base import Json, LoadingError, field
 from workers.loading.architectures.mamba2 import step_limit
-from workers.models.config import Mamba2Spec, MambaSpec
+from workers.models.config import (
+    AttentionSpec,
+    LayerSpec,
+    Mamba2Spec,
+    MambaSpec,
+    MixerSpec,
+    ModelConfig,
+    RopeSpec,
+    SublayerSpec,
+)
 
 
 def read_mamba1(config: Json) -> MambaSpec:
@@ -43,4 +53,35 @@ def read_mamba2(config: Json) -> Mamba2Spec:
         conv_bias=bool(config.get("mamba_conv_bias", True)),
         proj_bias=bool(config.get("mamba_proj_bias", False)),
         dt_limit=step_limit(config),
+    )
+
+
+def read_stack(
+    config: Json,
+    mamba: MixerSpec,
+    attention: AttentionSpec,
+    attends: Collection[int],
+    feed_forward: Callable[[int], MixerSpec],
+    *,
+    rope: RopeSpec | None = None,
+) -> ModelConfig:
+    """Return layers of `attention` where `attends` has their number and of `mamba` elsewhere, each before its MLP."""
+
+    def layer(index: int) -> LayerSpec:
+        prefix = f"model.layers.{index}"
+        place, mixer = ("self_attn", attention) if index in attends else ("mamba", mamba)
+        return (
+            SublayerSpec(f"{prefix}.input_layernorm", f"{prefix}.{place}", mixer),
+            SublayerSpec(f"{prefix}.pre_ff_layernorm", f"{prefix}.feed_forward", feed_forward(index)),
+        )
+
+    return ModelConfig(
+        vocab_size=int(field(config, "vocab_size")),
+        hidden_size=int(field(config, "hidden_size")),
+        context_length=int(field(config, "max_position_embeddings")),
+        norm_eps=float(field(config, "rms_norm_eps")),
+        layers=tuple(layer(i) for i in range(int(field(config, "num_hidden_layers")))),
+        tied_head=bool(config.get("tie_word_embeddings", False)),
+        rope=rope,
+        final_norm="model.final_layernorm",
     )

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from torch import Tensor
 
 from workers.loading.architectures.base import Architecture, Json, LoadingError, field, require
-from workers.loading.architectures.hybrid import read_mamba1
+from workers.loading.architectures.hybrid import read_mamba1, read_stack
 from workers.loading.architectures.llama import read_heads
-from workers.models.config import AttentionSpec, LayerSpec, MixerSpec, MlpSpec, ModelConfig, MoeSpec, SublayerSpec
+from workers.models.config import AttentionSpec, MixerSpec, MlpSpec, ModelConfig, MoeSpec
 
 GATE_UP, DOWN = ("experts.{}.gate_proj.weight", "experts.{}.up_proj.weight"), "experts.{}.down_proj.weight"
 
@@ -37,24 +37,10 @@ def read_config(config: Json) -> ModelConfig:
     mlp: MixerSpec = MlpSpec(hidden)
     mixture = _moe(config, hidden, experts) if experts > 1 else mlp
 
-    def layer(index: int) -> LayerSpec:
-        prefix = f"model.layers.{index}"
-        place, mixer = ("self_attn", attention) if index in attends else ("mamba", mamba)
-        feed_forward = mixture if index in expert_layers else mlp
-        return (
-            SublayerSpec(f"{prefix}.input_layernorm", f"{prefix}.{place}", mixer),
-            SublayerSpec(f"{prefix}.pre_ff_layernorm", f"{prefix}.feed_forward", feed_forward),
-        )
+    def feed_forward(index: int) -> MixerSpec:
+        return mixture if index in expert_layers else mlp
 
-    return ModelConfig(
-        vocab_size=int(field(config, "vocab_size")),
-        hidden_size=int(field(config, "hidden_size")),
-        context_length=int(field(config, "max_position_embeddings")),
-        norm_eps=float(field(config, "rms_norm_eps")),
-        layers=tuple(layer(i) for i in range(int(field(config, "num_hidden_layers")))),
-        tied_head=bool(config.get("tie_word_embeddings", False)),
-        final_norm="model.final_layernorm",
-    )
+    return read_stack(config, mamba, attention, attends, feed_forward)
 
 
 def split_experts(_config: ModelConfig, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
