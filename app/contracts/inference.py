@@ -57,6 +57,16 @@ class ScoreRequest(Contract):
     sequences: list[ScoredSequence] = Field(min_length=1)
 
 
+class EmbedRequest(Contract):
+    """Embed each sequence: the mean of its final hidden states, scaled to length 1."""
+
+    kind: Literal["embed"] = "embed"
+    id: str
+    base_model: str
+    adapter: AdapterRef | None
+    sequences: list[list[int]] = Field(min_length=1)
+
+
 InferenceRequest = Annotated[GenerateRequest | ScoreRequest, Field(discriminator="kind")]
 
 
@@ -115,6 +125,14 @@ class ScoreEvent(Contract):
     type: Literal["score"] = "score"
     nll: float
     tokens: int
+
+
+class EmbedEvent(Contract):
+    """The embedding of sequence `index` of an EmbedRequest; a DoneEvent follows the last."""
+
+    type: Literal["embedding"] = "embedding"
+    index: int
+    vector: list[float]
 
 
 class ErrorEvent(Contract):
