@@ -6,12 +6,18 @@ from app.contracts.base import Contract
 class AdapterRef(Contract):
     """Pins one immutable set of adapter weights for one tenant. `None` where the base alone is meant.
 
-    `weights_id` names the blob; `version_id` is a version's or a checkpoint's id and is what caches key on,
-    together with the tenant.
+    `weights_id` names the blob. For a checkpoint `version_id` is its id and `adapter_id` the id of its job, for the
+    adapter may not exist yet.
     """
 
     tenant_id: str
+    adapter_id: str
     version_id: str
     weights_id: str
     config: dict[str, object]
     """PEFT `adapter_config.json` as an object."""
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What caches key on: tenant, adapter and version."""
+        return self.tenant_id, self.adapter_id, self.version_id

@@ -42,7 +42,11 @@ class ResolvedModel:
         if held is None:
             return None
         return AdapterRef(
-            tenant_id=held.tenant_id, version_id=held.id, weights_id=held.weights_id, config=dict(held.config)
+            tenant_id=held.tenant_id,
+            adapter_id=held.adapter_id if isinstance(held, AdapterVersion) else held.job_id,
+            version_id=held.id,
+            weights_id=held.weights_id,
+            config=dict(held.config),
         )
 
 

@@ -20,7 +20,11 @@ def stream(request_id: str, *, tokens: int, n: int = 1, version: AdapterVersion 
         adapter=None
         if version is None
         else AdapterRef(
-            tenant_id=version.tenant_id, version_id=version.id, weights_id=version.weights_id, config=version.config
+            tenant_id=version.tenant_id,
+            adapter_id=version.adapter_id,
+            version_id=version.id,
+            weights_id=version.weights_id,
+            config=version.config,
         ),
         prompt_token_ids=[40, 41, 42],
         sampling=SamplingParams(

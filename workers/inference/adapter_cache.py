@@ -1,7 +1,8 @@
 """Which adapter version sits in which serving slot.
 
-Knows slots, pins and recency; the weights are loaded by the callable it is given. The key is (tenant, version), so one
-tenant's weights never answer another's request, and a slot loses its key before anything is written into it.
+Knows slots, pins and recency; the weights are loaded by the callable it is given. The key is tenant, adapter and
+version, so one tenant's weights never answer another's request, and a slot loses its key before anything is written
+into it.
 """
 
 from collections import OrderedDict
@@ -36,7 +37,7 @@ class AdapterCache:
         """`load(ref, slot)` writes a version's weights into a slot or raises AdapterUnavailableError."""
         self._free = list(reversed(slots))
         self._load = load
-        self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
+        self._entries: OrderedDict[tuple[str, str, str], _Entry] = OrderedDict()
 
     def acquire(self, ref: AdapterRef | None) -> int | None:
         """Pin a version and return its slot, `BASE_ONLY` for no adapter, None while every slot is pinned.
@@ -45,7 +46,7 @@ class AdapterCache:
         """
         if ref is None:
             return BASE_ONLY
-        key = (ref.tenant_id, ref.version_id)
+        key = ref.key
         entry = self._entries.get(key)
         if entry is None:
             slot = self._take_slot()
@@ -64,7 +65,7 @@ class AdapterCache:
     def release(self, ref: AdapterRef | None) -> None:
         """Undo one `acquire`."""
         if ref is not None:
-            self._entries[(ref.tenant_id, ref.version_id)].pins -= 1
+            self._entries[ref.key].pins -= 1
 
     def _take_slot(self) -> int | None:
         if self._free:

@@ -30,7 +30,9 @@ SAMPLING = SamplingParams(
 
 def generate(request_id: str, tokens: int = 3, base_model: str = BASE) -> GenerateRequest:
     """Return a request with a prompt of `tokens` tokens."""
-    adapter = AdapterRef(tenant_id="tnt-1", version_id="ver-1", weights_id="blob-1", config={"r": 8})
+    adapter = AdapterRef(
+        tenant_id="tnt-1", adapter_id="adp-1", version_id="ver-1", weights_id="blob-1", config={"r": 8}
+    )
     return GenerateRequest(
         id=request_id,
         base_model=base_model,

@@ -43,7 +43,7 @@ def adapters(base: LoadedBase) -> dict[str, AdapterWeights]:
 
 def ref(version: str, tenant: str = "tnt-a") -> AdapterRef:
     """Pin a version by its name."""
-    return AdapterRef(tenant_id=tenant, version_id=version, weights_id=f"blob-{version}", config={})
+    return AdapterRef(tenant_id=tenant, adapter_id="adp-1", version_id=version, weights_id=f"blob-{version}", config={})
 
 
 def generate(

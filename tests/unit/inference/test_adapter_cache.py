@@ -6,9 +6,9 @@ from app.contracts.adapters import AdapterRef
 from workers.inference.adapter_cache import BASE_ONLY, AdapterCache, AdapterUnavailableError
 
 
-def ref(version: str, tenant: str = "tnt-a") -> AdapterRef:
+def ref(version: str, tenant: str = "tnt-a", adapter: str = "adp-1") -> AdapterRef:
     """A version known by its name."""
-    return AdapterRef(tenant_id=tenant, version_id=version, weights_id=f"blob-{version}", config={})
+    return AdapterRef(tenant_id=tenant, adapter_id=adapter, version_id=version, weights_id=f"blob-{version}", config={})
 
 
 class Slots:
@@ -57,6 +57,11 @@ def test_the_same_version_id_of_another_tenant_is_another_entry() -> None:
     cache = AdapterCache([0, 1], slots.load)
     assert cache.acquire(ref("v1", "tnt-a")) != cache.acquire(ref("v1", "tnt-b"))
     assert [load[0] for load in slots.loads] == ["tnt-a", "tnt-b"]
+
+
+def test_the_same_version_id_of_another_adapter_is_another_entry() -> None:
+    cache = AdapterCache([0, 1], Slots().load)
+    assert cache.acquire(ref("v1", adapter="adp-1")) != cache.acquire(ref("v1", adapter="adp-2"))
 
 
 def test_a_version_that_cannot_load_frees_its_slot_and_forgets_who_was_there() -> None:

@@ -34,7 +34,11 @@ def store(room: Room, config: dict[str, object], weights: bytes) -> AdapterRef:
             session, room.tenant, name="mine", base_model="tiny", weights=weights, config=config, metrics={}
         )
         return AdapterRef(
-            tenant_id=room.tenant, version_id=version.id, weights_id=version.weights_id, config=dict(version.config)
+            tenant_id=room.tenant,
+            adapter_id=version.adapter_id,
+            version_id=version.id,
+            weights_id=version.weights_id,
+            config=dict(version.config),
         )
 
 
