@@ -66,6 +66,12 @@ class Settings(BaseSettings):
     """How long a lost wake-up can delay a job."""
     snapshot_every_steps: int = 20
     max_attempts: int = 3
+    max_training_runs: int = 16
+    """Runs that train side by side on one worker, memory permitting."""
+    tokens_per_step: int | None = None
+    """Tokens of one pass that runs share; None for 1024 on a CPU, 8192 on an accelerator."""
+    training_memory_bytes: int | None = None
+    """What all runs of a worker may need besides the base; None for half of what is free when it starts."""
     adapter_slots: int = 16
     max_batch_sequences: int = 16
     threads: int | None = None

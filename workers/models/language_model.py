@@ -6,6 +6,7 @@ Legend: T rows, D width, V vocabulary.
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import cast
 
 import torch
@@ -118,13 +119,38 @@ class LanguageModel:
             rows.append(rows_T)
         return torch.cat(parts)[torch.cat(rows).argsort()]
 
-    def _hidden(self, batch: PackedBatch, slot: int, caches: Sequence[SequenceCache] | None, recompute: bool) -> Tensor:
+    def start(self, batch: PackedBatch) -> tuple[Tensor, BatchContext]:
+        """Return the residual stream before the first layer [T, D], and what every layer needs of the batch.
+
+        With `layer` and `finish` this is `hidden` in pieces, for a caller that goes layer by layer. Raises ValueError
+        for a batch that `hidden` would have to split.
+        """
+        dense = {slot if slot in self.dense_slots else -1 for slot in batch.slots}
+        if len(dense) > 1:
+            raise ValueError("sequences that compute with other dense tensors need a batch of their own")
+        return self._start(batch, dense.pop())
+
+    def _start(self, batch: PackedBatch, slot: int) -> tuple[Tensor, BatchContext]:
         lengths, rope = batch.lengths, self.config.rope
         rotation = None if rope is None else rotation_of(batch.positions_T, rope.inverse_frequencies, self.dtype)
         context = BatchContext(lengths, rotation, make_route(batch.slots, lengths, self.device), slot)
         x_TD = self.vocabulary.lookup(batch.token_ids_T, context)
         if self.config.wide_residual:
             x_TD = x_TD.to(torch.promote_types(self.dtype, torch.float32))
+        return x_TD, context
+
+    def layer(
+        self, number: int, x_TD: Tensor, context: BatchContext, caches: Sequence[SequenceCache] | None = None
+    ) -> Tensor:
+        """Return the residual stream after layer `number` [T, D]; caches are appended to."""
+        return self._layer(self.layers[number], x_TD, context, caches)
+
+    def finish(self, x_TD: Tensor, context: BatchContext) -> Tensor:
+        """Return the final normed hidden states [T, D] of the residual stream after the last layer."""
+        return x_TD.to(self.dtype) if self.final_norm is None else self._normed(x_TD, self.final_norm, context.slot)
+
+    def _hidden(self, batch: PackedBatch, slot: int, caches: Sequence[SequenceCache] | None, recompute: bool) -> Tensor:
+        x_TD, context = self._start(batch, slot)
         for layer in self.layers:
             if recompute and caches is None:
                 again = checkpoint(
@@ -133,9 +159,9 @@ class LanguageModel:
                 x_TD = cast(Tensor, again)
             else:
                 x_TD = self._layer(layer, x_TD, context, caches)
-        for cache, length in zip(caches or (), lengths, strict=caches is not None):
+        for cache, length in zip(caches or (), batch.lengths, strict=caches is not None):
             cache.length += length
-        return x_TD.to(self.dtype) if self.final_norm is None else self._normed(x_TD, self.final_norm, slot)
+        return self.finish(x_TD, context)
 
     def _layer(
         self, layer: list[Sublayer], x_TD: Tensor, context: BatchContext, caches: Sequence[SequenceCache] | None
@@ -158,8 +184,18 @@ class LanguageModel:
         """Return logits [T, V] in float32 (float64 for a float64 model); `slots` are the rows' (none: the base)."""
         return self.vocabulary.logits(hidden_TD, slots)
 
-    def nll(self, hidden_TD: Tensor, targets_T: Tensor, slot: int = -1) -> Tensor:
-        """Return −log p(target) of each row [T] in float32, without holding all logits."""
+    def nll(self, hidden_TD: Tensor, targets_T: Tensor, slot: int | Sequence[int] = -1) -> Tensor:
+        """Return −log p(target) of each row [T] in float32, without holding all logits; `slot` of all rows or of each.
+
+        Rows of a slot should be neighbours.
+        """
+        if not isinstance(slot, int):
+            parts, start = [], 0
+            for s, group in groupby(slot):
+                n = len(list(group))
+                parts.append(self.vocabulary.nll(hidden_TD[start : start + n], targets_T[start : start + n], s))
+                start += n
+            return torch.cat(parts)
         return self.vocabulary.nll(hidden_TD, targets_T, slot)
 
 

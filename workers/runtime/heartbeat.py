@@ -1,4 +1,4 @@
-"""A thread that says "I live" for the worker and for its job, whatever the main thread is busy with.
+"""A thread that says "I live" for the worker and for its jobs, whatever the main thread is busy with.
 
 It has database and Redis connections of its own. What it learns (a cancelled job, a lost lease) it writes into the
 LeaseWatch, which the main thread reads between slices; it never touches the work itself.
@@ -7,6 +7,7 @@ LeaseWatch, which the main thread reads between slices; it never touches the wor
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import redis
 import structlog
@@ -51,7 +52,7 @@ class Heartbeat:
         self._database, self._bus = database, bus
         self._worker_id, self._base_model = worker_id, base_model
         self._seconds, self._lease_seconds = seconds, lease_seconds
-        self._watch: LeaseWatch | None = None
+        self._watches: dict[str, LeaseWatch] = {}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -68,18 +69,19 @@ class Heartbeat:
 
     def watch(self, lease: Lease) -> LeaseWatch:
         """Keep a lease alive until `unwatch()`."""
-        self._watch = LeaseWatch(lease)
-        return self._watch
+        watch = self._watches[lease.job_id] = LeaseWatch(lease)
+        return watch
 
-    def unwatch(self) -> None:
-        """Let the lease be: it is finished, given back or lost."""
-        self._watch = None
+    def unwatch(self, lease: Lease) -> None:
+        """Let a lease be: it is finished, given back or lost."""
+        self._watches.pop(lease.job_id, None)
 
     def _run(self) -> None:
         while True:
             self._guarded("presence", self._announce)
             self._guarded("worker row", self._renew_worker)
-            self._guarded("lease", self._renew_lease)
+            for watch in list(self._watches.values()):
+                self._guarded("lease", partial(self._renew_lease, watch))
             if self._stopping.wait(self._seconds):
                 return
 
@@ -96,9 +98,8 @@ class Heartbeat:
         with self._database.write() as session:
             workers.heartbeat(session, self._worker_id)
 
-    def _renew_lease(self) -> None:
-        watch = self._watch
-        if watch is None or watch.lost:
+    def _renew_lease(self, watch: LeaseWatch) -> None:
+        if watch.lost:
             return
         try:
             watch.cancel_requested |= queue.heartbeat(self._database, watch.lease, self._lease_seconds)

@@ -1,6 +1,7 @@
 """What a tenant is told when a job fails: a stable code and a sentence. Surprises are logged whole and told briefly."""
 
 import structlog
+import torch
 
 from app.contracts.adapter_format import AdapterFormatError
 from app.db.blobs import BlobCorruptError, BlobNotFoundError
@@ -29,6 +30,9 @@ def job_error(error: Exception) -> dict[str, object]:
     """Return the job's `error` object for an exception that ended it."""
     if isinstance(error, TrainingError):
         return {"code": error.code, "message": error.message, "param": None}
+    if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+        message = "the run needs more memory than the worker has; use a smaller batch_size, seq_len or rank"
+        return {"code": "out_of_memory", "message": message, "param": None}
     code = next((code for kind, code in KNOWN if isinstance(error, kind)), None)
     if code is not None:
         return {"code": code, "message": str(error), "param": None}

@@ -1,7 +1,8 @@
 """Runs one claimed job in slices: data, training, snapshots, and the one fenced transaction that ends it.
 
 Every function here is a generator: it yields the seconds for which the caller need not come back (0: as soon as you
-like), so that requests are served in between. A lost lease ends everything quietly: another worker has the job.
+like), so that requests are served in between, or a work for the model, whose answer it must be sent. A lost lease ends
+everything quietly: another worker has the job.
 """
 
 import threading
@@ -32,22 +33,25 @@ from workers.runtime.settle import FINISH_PATIENCE, settle
 from workers.runtime.snapshots import SnapshotPace, resume, save_snapshot
 from workers.training.errors import TrainingError
 from workers.training.events import EpochDone, Finished, SetBack, StepDone
+from workers.training.memory import TrainingMemory
 from workers.training.trainer import TrainingRun
+from workers.training.work import Work, Working
 
 READ_PATIENCE, GIVE_BACK_PATIENCE = 60.0, 5.0
 
 
 @dataclass(frozen=True)
 class JobRoom:
-    """What every job of a worker shares. `slot` is the bank's training slot."""
+    """What all jobs of a worker share."""
 
     database: Database
     base: LoadedBase
     bank: AdapterBank
-    slot: int
     faults: FaultPoints
     snapshot_every_steps: int
     stopping: threading.Event
+    memory: TrainingMemory
+    tokens_per_step: int
 
     @property
     def model(self) -> LanguageModel:
@@ -60,24 +64,25 @@ class JobRoom:
         return self.base.info
 
 
-def run_job(room: JobRoom, job: ClaimedJob, watch: LeaseWatch) -> Pauses[bool]:
-    """Run the job to its end, to a cancellation, or until the worker stops and gives it back.
+def run_job(room: JobRoom, job: ClaimedJob, watch: LeaseWatch, slot: int) -> Working[float, bool]:
+    """Run the job in `slot` of the bank to its end, to a cancellation, or until the worker stops and gives it back.
 
     Returns whether this ended the job; False when it was given back or left to another worker.
     """
     recorder = Recorder(room.database, job.lease)
     try:
-        return (yield from settle(room.database, job.lease, recorder, _work(room, job, watch, recorder)))
+        return (yield from settle(room.database, job.lease, recorder, _work(room, job, watch, recorder, slot)))
     finally:
-        room.bank.clear(room.slot)
+        room.bank.clear(slot)
 
 
-def _work(room: JobRoom, job: ClaimedJob, watch: LeaseWatch, recorder: Recorder) -> Pauses[bool]:
-    run = yield from _prepare(room, job, recorder)
+def _work(room: JobRoom, job: ClaimedJob, watch: LeaseWatch, recorder: Recorder, slot: int) -> Working[float, bool]:
+    room.memory.require(job.config)
+    run = yield from _prepare(room, job, recorder, slot)
     return (yield from _train(room, job, watch, run, recorder))
 
 
-def _prepare(room: JobRoom, job: ClaimedJob, recorder: Recorder) -> Pauses[TrainingRun]:
+def _prepare(room: JobRoom, job: ClaimedJob, recorder: Recorder, slot: int) -> Pauses[TrainingRun]:
     train = yield from _examples(room, job, job.training_blob_id)
     validation = None
     if job.validation_blob_id is not None:
@@ -86,7 +91,10 @@ def _prepare(room: JobRoom, job: ClaimedJob, recorder: Recorder) -> Pauses[Train
     if job.retention_blob_id is not None:
         retention = yield from _examples(room, job, job.retention_blob_id)
     start = yield from patiently(lambda: _start_weights(room, job), what="start", patience=READ_PATIENCE)
-    run = TrainingRun(room.model, room.bank, room.slot, job.config, start, train, validation, retention)
+    run = TrainingRun(
+        room.model, room.bank, slot, job.config, start, train, validation, retention,
+        tokens_per_step=room.tokens_per_step,
+    )  # fmt: skip
     recorder.note(f"Training started on {len(train)} examples (attempt {job.attempts})")
     yield from resume(room.database, job.lease, run, recorder)
     return run
@@ -118,11 +126,16 @@ def _new_weights(room: JobRoom, config: JobConfig) -> AdapterWeights:
     return new_wsla(room.info) if config.mode == "wsla" else new_full(room.model)
 
 
-def _train(room: JobRoom, job: ClaimedJob, watch: LeaseWatch, run: TrainingRun, recorder: Recorder) -> Pauses[bool]:
+def _train(
+    room: JobRoom, job: ClaimedJob, watch: LeaseWatch, run: TrainingRun, recorder: Recorder
+) -> Working[float, bool]:
     pace = SnapshotPace(room.snapshot_every_steps)
     at_rest = True
     """Whether stopping now loses no step of this attempt."""
-    for event in run.slices():
+    works, answer = run.works(), None
+    while True:
+        event = works.send(answer)
+        answer = None
         if watch.lost:
             raise StaleLeaseError(f"job {job.lease.job_id}: the heartbeat was refused")
         if watch.cancel_requested:
@@ -153,8 +166,10 @@ def _train(room: JobRoom, job: ClaimedJob, watch: LeaseWatch, run: TrainingRun, 
             recorder.flush()
             yield from publish(room.database, job, room.info, event, room.faults, patience=FINISH_PATIENCE)
             return True
-        yield 0.0
-    return False
+        if isinstance(event, Work):
+            answer = yield event
+        else:
+            yield 0.0
 
 
 def _give_back(

@@ -32,7 +32,7 @@ def run_loop(
     while not stopping.is_set():
         idle = not desk.busy and not jobs.busy
         _receive(desk, stopping, poll_seconds if idle else 0.0)
-        if not jobs.busy:
+        if jobs.has_room:
             jobs.look(woken=idle)
         _work(desk, jobs, share)
     log.info("stopping", requests=desk.open_requests, training=jobs.busy)

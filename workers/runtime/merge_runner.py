@@ -24,6 +24,7 @@ from workers.runtime.recorder import Recorder
 from workers.runtime.retry import Pauses, patiently
 from workers.runtime.settle import FINISH_PATIENCE, settle
 from workers.training.errors import TrainingError
+from workers.training.work import Working
 
 log = structlog.get_logger()
 LOOK_SECONDS = 0.05
@@ -32,7 +33,7 @@ CHUNKS_AT_ONCE = 8
 SUFFIX = {"hf": "tar", "gguf": "gguf"}
 
 
-def run_merge(room: JobRoom, job: ClaimedMerge, watch: LeaseWatch) -> Pauses[bool]:
+def run_merge(room: JobRoom, job: ClaimedMerge, watch: LeaseWatch) -> Working[float, bool]:
     """Merge to the end, to a cancellation, or until the worker stops and gives the job back.
 
     Returns whether this ended the job; False when it was given back or left to another worker.

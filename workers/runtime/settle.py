@@ -7,13 +7,14 @@ from app.db.queue import Lease, PublishError, StaleLeaseError
 from app.db.session import Database
 from workers.runtime.job_errors import job_error
 from workers.runtime.recorder import Recorder
-from workers.runtime.retry import DATABASE_AWAY, Pauses, patiently
+from workers.runtime.retry import DATABASE_AWAY, patiently
+from workers.training.work import Working
 
 log = structlog.get_logger()
 FINISH_PATIENCE = 300.0
 
 
-def settle(database: Database, lease: Lease, recorder: Recorder, work: Pauses[bool]) -> Pauses[bool]:
+def settle(database: Database, lease: Lease, recorder: Recorder, work: Working[float, bool]) -> Working[float, bool]:
     """Do `work`, which returns whether it ended the job; an exception of its own fails the job.
 
     Returns whether this ended the job; False when it was given back or left to another worker.

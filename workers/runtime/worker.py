@@ -15,12 +15,15 @@ from workers.loading.base import LoadedBase
 from workers.lora.bank import AdapterBank
 from workers.runtime.adapter_loader import AdapterLoader
 from workers.runtime.fault_points import FaultPoints
+from workers.runtime.free_memory import training_capacity
 from workers.runtime.heartbeat import Heartbeat
 from workers.runtime.inference_desk import InferenceDesk
 from workers.runtime.job_desk import JobDesk
 from workers.runtime.job_runner import JobRoom
 from workers.runtime.loop import run_loop
 from workers.runtime.retry import patiently
+from workers.training.memory import TrainingMemory
+from workers.training.trainer import default_tokens_per_step
 
 log = structlog.get_logger()
 START_PATIENCE = 60.0
@@ -47,7 +50,8 @@ def run_worker(
     device = str(base.model.device)
     _register(database, base, worker_id, device, stopping)
     bank = AdapterBank(base.model)
-    serving, training_slot = range(settings.adapter_slots), settings.adapter_slots
+    serving = range(settings.adapter_slots)
+    training = range(settings.adapter_slots, settings.adapter_slots + settings.max_training_runs)
     adapters = AdapterCache(serving, AdapterLoader(database, bank, base.info).load)
     engine = Engine(base.model, base.info, adapters, max_sequences=settings.max_batch_sequences)
     heartbeat = Heartbeat(
@@ -58,11 +62,14 @@ def run_worker(
         seconds=settings.heartbeat_seconds,
         lease_seconds=settings.lease_seconds,
     )
-    room = JobRoom(database, base, bank, training_slot, faults, settings.snapshot_every_steps, stopping)
+    tokens_per_step = settings.tokens_per_step or default_tokens_per_step(base.model.device.type)
+    memory = TrainingMemory(base.info, settings.training_memory_bytes or training_capacity(base.model, tokens_per_step))
+    room = JobRoom(database, base, bank, faults, settings.snapshot_every_steps, stopping, memory, tokens_per_step)
     jobs = JobDesk(
         room,
         heartbeat,
         bus,
+        slots=training,
         worker_id=worker_id,
         lease_seconds=settings.lease_seconds,
         max_attempts=settings.max_attempts,

@@ -1,13 +1,14 @@
-"""One training run, cut into slices so that a caller can serve requests in between.
+"""One training run, as the works it asks for and the events that come of them.
 
-Knows a model, an adapter slot, tokens and a configuration; nothing of jobs, databases or queues. A run ends in one of
-three ways: Finished with an adapter, Finished rolled back (the gate refused it, or it diverged while the gate was on),
-or a TrainingError. It has diverged when three optimizer steps in a row were not finite and going back to the last good
-state at half the learning rate, three times, did not help; or when an epoch had no finite step at all.
+Knows a model, an adapter slot, tokens and a configuration; nothing of jobs, databases or queues, nor of other runs: who
+does its works may do them together with others'. A run ends in one of three ways: Finished with an adapter, Finished
+rolled back (the gate refused it, or it diverged while the gate was on), or a TrainingError. It has diverged when three
+optimizer steps in a row were not finite and going back to the last good state at half the learning rate, three times,
+did not help; or when an epoch had no finite step at all.
 """
 
 import math
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
@@ -16,9 +17,8 @@ from app.text.tokenize import TokenizedExample
 from workers.lora.adapter import AdapterWeights
 from workers.lora.bank import AdapterBank
 from workers.models.language_model import LanguageModel
-from workers.models.scoring import sequence_nll
 from workers.training.adamw import StepOutcome, adamw_step
-from workers.training.clock import SliceClock
+from workers.training.clock import RunClock
 from workers.training.dataset import Window, build_dataset, count_tokens, flatten
 from workers.training.errors import TrainingError
 from workers.training.evaluation import perplexity, regression, split_for_gate
@@ -30,28 +30,35 @@ from workers.training.gradient_check import (
     still_without,
 )
 from workers.training.identity import run_id
-from workers.training.loss import nll_sum
 from workers.training.optimizer import optimizer_of
 from workers.training.packing import StepPlan, plan_epoch, split_by_tokens, steps_per_epoch
 from workers.training.probe import is_fresh, require_effect
 from workers.training.schedule import learning_rate
 from workers.training.sharding import ShardGroup, optimizer_bytes
+from workers.training.shared_pass import alone
 from workers.training.snapshot import Snapshot, decode, encode
 from workers.training.state import Progress, RunState, go_back, good_copy
+from workers.training.work import Work, Working
 
 MAX_SKIPPED_IN_A_ROW = 3
 MAX_SET_BACK = 3
 GOOD_EVERY_STEPS = 10
 """So many applied steps lie between two copies of the state to go back to."""
-SLICE_TOKENS = {"cpu": 1024}
-SLICE_TOKENS_ACCELERATOR = 8192
+TOKENS_PER_STEP = {"cpu": 1024}
+TOKENS_PER_STEP_ACCELERATOR = 8192
+
+
+def default_tokens_per_step(device: str) -> int:
+    """Return how many tokens one pass takes on a kind of device."""
+    return TOKENS_PER_STEP.get(device, TOKENS_PER_STEP_ACCELERATOR)
 
 
 class TrainingRun:
     """Trains the adapter in `slot` of `bank`, starting from `start`, which it loads there: all that `start` holds.
 
-    `slices()` may be run once. `restore()` continues from a snapshot of the same run, in this or another process; on a
-    CPU with the same number of threads the end is bit-identical to the unbroken run's. Raises TrainingError
+    `works()` may be run once; no work has more than `tokens_per_step` tokens unless a single window has.
+    `restore()` continues from a snapshot of the same run, in this or another process; on a CPU with the same number of
+    threads the end is bit-identical to the unbroken run's where its works are done alone. Raises TrainingError
     `no_trainable_tokens` when nothing can be learnt from `train`, `no_retention_tokens` when nothing in `retention` can
     tell whether the model forgets. In a `group` every trainer makes the same run and takes every step together with the
     others: each computes the gradients of its share of every micro-batch and steps its share of the parameters.
@@ -69,6 +76,7 @@ class TrainingRun:
         retention: Sequence[TokenizedExample] | None = None,
         *,
         group: ShardGroup | None = None,
+        tokens_per_step: int | None = None,
     ) -> None:
         self._model, self._bank, self._slot, self._config, self._start = model, bank, slot, config, start
         settings = config.training
@@ -85,12 +93,12 @@ class TrainingRun:
         steps = steps_per_epoch(len(self._data.train), settings.batch_size, settings.gradient_accumulation)
         self._total_steps = steps * settings.epochs
         self._total_tokens = count_tokens(self._data.train) * settings.epochs
-        self._slice_tokens = SLICE_TOKENS.get(model.device.type, SLICE_TOKENS_ACCELERATOR)
+        self._work_tokens = tokens_per_step or default_tokens_per_step(model.device.type)
         self._group = group
         self._optimizer = optimizer_of(config, model, start, group)
-        numerics = f"{model.dtype} {self._slice_tokens}" + (f" {group.shard}" if group else "")
+        numerics = f"{model.dtype} {self._work_tokens}" + (f" {group.shard}" if group else "")
         self._run_id = run_id(config, start, (self._data.train, self._data.judge, self._retention), numerics)
-        self._clock = SliceClock()
+        self._clock = RunClock()
         self._measured_from = (0.0, 0)
         self._start_over()
 
@@ -112,16 +120,19 @@ class TrainingRun:
         for name, weight in restored.weights.items():
             self.state.weights[name].data.copy_(weight)
         self.state = RunState(self.state.weights, restored.moments, restored.good, restored.progress)
-        self._clock = SliceClock(restored.progress.seconds)
+        self._clock = RunClock(restored.progress.seconds)
 
     def slices(self) -> Iterator[RunEvent | None]:
-        """Do one micro-batch, or one slice of evaluation, per item; the last item is Finished.
+        """Do the run alone, a layer or less per item; the last item is Finished. Raises as `works` does."""
+        return alone(self._model, self.works())
 
-        Raises TrainingError `no_effect`, `zero_gradient` or, with the gate off, `diverged`.
+    def works(self) -> Working[RunEvent | None, None]:
+        """Yield works, to be answered with their likelihood, and in between events; the last item is Finished.
+
+        Gradients must have been added to the slot's parameters before a work is answered, and nothing else may touch
+        them. Raises TrainingError `no_effect`, `zero_gradient` or, with the gate off, `diverged`.
         """
-        return self._clock.timed(self._run())
-
-    def _run(self) -> Iterator[RunEvent | None]:
+        self._clock.start()
         settings, progress = self._config.training, self.state.progress
         if progress.step == 0 and self._config.mode != "full" and is_fresh(self.state.weights):
             yield from require_effect(self._model, self._slot, self.state.weights, self._bank.heard)
@@ -172,19 +183,14 @@ class TrainingRun:
         )  # B may be zero once more
         return SetBack(progress.step, progress.set_back, 0.5**progress.set_back)
 
-    def _step(self, plan: StepPlan) -> Iterator[RunEvent | None]:
+    def _step(self, plan: StepPlan) -> Working[RunEvent | None, None]:
         """One optimizer step: the loss is the mean over the step's counted positions, whatever the micro-batches."""
         mine = slice(self._group.shard.index, None, self._group.shard.count) if self._group else slice(None)
-        parts = [p for batch in plan.micro_batches for p in split_by_tokens(batch[mine], self._slice_tokens)]
         nll = 0.0
-        for index, part in enumerate(parts):
-            loss = nll_sum(self._model, part, self._slot, recompute=self._config.training.activation_checkpointing)
-            nll += loss.item()
+        for part in (p for batch in plan.micro_batches for p in split_by_tokens(batch[mine], self._work_tokens)):
+            nll += yield self._work(part, 1 / plan.targets)
             if not math.isfinite(nll):
                 break
-            (loss / plan.targets).backward()
-            if index + 1 < len(parts):
-                yield None
         nll = self._group.total(nll) if self._group else nll
         rate = learning_rate(
             self.state.progress.step + 1,
@@ -198,6 +204,10 @@ class TrainingRun:
             parameter.grad = None
         self._count(plan, nll, outcome)
         yield StepDone(self._metrics(nll / plan.targets, rate, outcome))
+
+    def _work(self, windows: Sequence[Window], share: float | None = None) -> Work:
+        recompute = self._config.training.activation_checkpointing
+        return Work(self._slot, tuple(windows), share, recompute, alone=self._slot in self._model.dense_slots)
 
     def _apply(self, plan: StepPlan, rate: float) -> StepOutcome:
         state, optimizer = self.state, self._optimizer
@@ -266,22 +276,20 @@ class TrainingRun:
         progress.step_in_epoch, progress.epoch_nll, progress.epoch_targets = 0, 0.0, 0
         return EpochDone(progress.epoch, loss, progress.step, self._bank.weights(self._slot))
 
-    def _measure_start(self, windows: Sequence[Window]) -> Generator[None, None, float]:
+    def _measure_start(self, windows: Sequence[Window]) -> Working[RunEvent | None, float]:
         before = yield from self._evaluate(windows)
         if not math.isfinite(before):
             raise TrainingError("start_not_finite", "the start weights give no finite perplexity to judge against")
         return before
 
-    def _evaluate(self, windows: Sequence[Window]) -> Generator[None, None, float]:
+    def _evaluate(self, windows: Sequence[Window]) -> Working[RunEvent | None, float]:
         """Return the perplexity of `windows` under the weights in the slot."""
-        nll, tokens = 0.0, 0
-        pairs = [(w.token_ids, w.loss_mask) for w in windows]
-        for window_nll, window_tokens in sequence_nll(self._model, pairs, self._slot, self._slice_tokens):
-            nll, tokens = nll + window_nll, tokens + window_tokens
-            yield None
-        return perplexity(nll, tokens)
+        nll = 0.0
+        for part in split_by_tokens(windows, self._work_tokens):
+            nll += yield self._work(part)
+        return perplexity(nll, sum(w.targets for w in windows))
 
-    def _judge(self) -> Iterator[RunEvent | None]:
+    def _judge(self) -> Working[RunEvent | None, None]:
         progress, rules = self.state.progress, self._config.rollback
         after, retained, reasons = None, None, []
         if progress.perplexity_before is not None:

@@ -1,5 +1,7 @@
 """Claiming: which job a worker gets next. Tenants take turns; within a tenant the oldest job comes first."""
 
+from collections.abc import Callable
+
 from sqlalchemy import Select, and_, case, func, or_, select, update
 from sqlalchemy.orm import Session
 
@@ -15,12 +17,23 @@ TURN = 1e-6
 """Seconds: two claims within the clock's resolution still differ by this much."""
 
 
+Fits = Callable[[str, JobConfig | MergeConfig], bool]
+"""Whether the worker has memory for a job of this kind and configuration."""
+
+
 def claim(
-    db: Database, *, worker_id: str, base_model: str, lease_seconds: float, max_attempts: int
+    db: Database,
+    *,
+    worker_id: str,
+    base_model: str,
+    lease_seconds: float,
+    max_attempts: int,
+    fits: Fits | None = None,
 ) -> ClaimedJob | ClaimedMerge | None:
     """Take the next job of `base_model`: a queued one, or one whose worker let its lease expire. None when idle.
 
-    Jobs met on the way that used up their attempts are failed, and those that were to be cancelled are.
+    Jobs met on the way that used up their attempts are failed, and those that were to be cancelled are. Where the job
+    in turn does not fit, nothing is claimed: it is not for smaller ones to overtake it again and again.
     """
     with db.write() as session:
         lock_name(session, "claim", base_model)
@@ -29,6 +42,8 @@ def claim(
                 _end(session, job, "cancelled", NewEvent("Job cancelled"))
             elif job.status == "running" and job.attempts >= max_attempts:
                 _give_up(session, job)
+            elif fits is not None and not fits(job.kind, _config(job)):
+                return None
             else:
                 return _take(session, job, worker_id, lease_seconds)
     return None
@@ -87,6 +102,10 @@ def _take(session: Session, job: Job, worker_id: str, lease_seconds: float) -> C
         retention_blob_id=job.retention_blob_id,
         attempts=attempts,
     )
+
+
+def _config(job: Job) -> JobConfig | MergeConfig:
+    return MergeConfig.model_validate(job.config) if job.kind == "merge" else JobConfig.model_validate(job.config)
 
 
 def _end_turn(session: Session, tenant_id: str) -> None:

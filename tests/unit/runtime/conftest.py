@@ -21,6 +21,8 @@ from workers.lora.bank import AdapterBank
 from workers.runtime.fault_points import FaultPoints
 from workers.runtime.heartbeat import LeaseWatch
 from workers.runtime.job_runner import JobRoom, run_job
+from workers.training.memory import TrainingMemory
+from workers.training.shared_pass import alone
 
 SLOT = 2
 
@@ -73,7 +75,11 @@ class Room:
 
     def run(self, job: ClaimedJob) -> list[float]:
         """Run a claimed job to its end; return the pauses it asked for."""
-        return list(run_job(self.room, job, LeaseWatch(job.lease)))
+        return [pause for pause in self.slices(job, LeaseWatch(job.lease)) if pause is not None]
+
+    def slices(self, job: ClaimedJob, watch: LeaseWatch) -> Iterator[float | None]:
+        """Run a claimed job slice by slice, alone on the model."""
+        return alone(self.room.model, run_job(self.room, job, watch, SLOT))
 
     def job(self, job_id: str) -> Job:
         """Return the job as committed."""
@@ -97,6 +103,9 @@ def room(base: LoadedBase, sqlite_url: str) -> Iterator[Room]:
     database = Database(sqlite_url)
     with database.write() as session:
         tenant = tenants.create(session, "acme").id
-    made = JobRoom(database, base, AdapterBank(base.model), SLOT, FaultPoints(), 4, threading.Event())
+    made = JobRoom(
+        database, base, AdapterBank(base.model), FaultPoints(), 4, threading.Event(),
+        TrainingMemory(base.info, None), 1024,
+    )  # fmt: skip
     yield Room(made, tenant)
     database.dispose()

@@ -6,6 +6,7 @@ from itertools import count, islice
 from typing import Any
 
 import pytest
+import torch
 from sqlalchemy import select, update
 from sqlalchemy.exc import OperationalError
 
@@ -17,15 +18,13 @@ from tests.faults.jobs import STEPS, config_of
 from tests.unit.runtime.conftest import SLOT, Room
 from workers.lora.adapter_file import from_peft
 from workers.runtime.heartbeat import LeaseWatch
-from workers.runtime.job_runner import run_job
-from workers.training import loss
 
 
 def interrupt_after(room: Room, steps: int) -> str:
     """Run a new job for some steps and drop it, as a killed worker would; return its id."""
     job_id = room.enqueue()
     job = room.claim(lease_seconds=0)
-    slices = run_job(room.room, job, LeaseWatch(job.lease))
+    slices = room.slices(job, LeaseWatch(job.lease))
     for _ in slices:
         with room.database.read() as session:
             reached = session.scalar(select(JobSnapshot.step).where(JobSnapshot.step >= steps))
@@ -114,10 +113,12 @@ def test_the_retention_file_reaches_the_gate(room: Room) -> None:
 def test_a_run_that_goes_back_says_so(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = count(1)
 
-    def nll_sum(*arguments: Any, **options: Any) -> Any:
-        return loss.nll_sum(*arguments, **options) * (float("nan") if next(calls) in {2, 3, 4} else 1.0)
+    nll = room.room.model.nll
 
-    monkeypatch.setattr("workers.training.trainer.nll_sum", nll_sum)
+    def spoilt(*arguments: Any) -> Any:
+        return nll(*arguments) * (float("nan") if torch.is_grad_enabled() and next(calls) in {2, 3, 4} else 1.0)
+
+    monkeypatch.setattr(room.room.model, "nll", spoilt)
     job_id = room.enqueue(config_of(learning_rate=1e-2))
     room.run(room.claim())
     with room.database.read() as session:
@@ -152,7 +153,7 @@ def test_a_cancelled_job_ends_within_one_slice(room: Room) -> None:
     job_id = room.enqueue()
     job = room.claim()
     watch = LeaseWatch(job.lease)
-    slices = run_job(room.room, job, watch)
+    slices = room.slices(job, watch)
     list(islice(slices, 6))
     watch.cancel_requested = True
     assert list(slices) == []
@@ -164,7 +165,7 @@ def test_a_lost_lease_drops_the_work_and_writes_nothing(room: Room) -> None:
     job_id = room.enqueue()
     job = room.claim(lease_seconds=0)
     watch = LeaseWatch(job.lease)
-    slices = run_job(room.room, job, watch)
+    slices = room.slices(job, watch)
     list(islice(slices, 6))
     taken = room.claim("wkr-2")
     history = room.messages(job_id)

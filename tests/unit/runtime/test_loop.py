@@ -70,6 +70,11 @@ class TrainingDesk:
 
     pause = 0.0
 
+    @property
+    def has_room(self) -> bool:
+        """One job at a time."""
+        return not self.busy
+
     def __init__(self, desks: Desks) -> None:
         self.desks = desks
 

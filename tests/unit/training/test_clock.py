@@ -1,23 +1,13 @@
-"""Only the time inside a slice counts."""
+"""A run's clock goes on from what earlier processes counted, and only while the run is at work."""
 
-from collections.abc import Iterator
-
-from workers.training.clock import SliceClock
+from workers.training.clock import RunClock
 
 
-def test_the_callers_time_between_items_is_left_out() -> None:
+def test_time_counts_from_the_start_on_top_of_what_was_counted_before() -> None:
     now = [100.0]
-    clock = SliceClock(5.0, now=lambda: now[0])
-    inside: list[float] = []
-
-    def work() -> Iterator[int]:
-        for i in range(3):
-            now[0] += 2.0
-            inside.append(clock.elapsed())
-            yield i
-
-    for _ in clock.timed(work()):
-        now[0] += 1000.0
-        assert clock.elapsed() == inside[-1]
-    assert inside == [7.0, 9.0, 11.0]
-    assert clock.elapsed() == 11.0
+    clock = RunClock(5.0, now=lambda: now[0])
+    now[0] += 1000.0
+    assert clock.elapsed() == 5.0
+    clock.start()
+    now[0] += 2.5
+    assert clock.elapsed() == 7.5

@@ -23,6 +23,7 @@ from workers.training.errors import TrainingError
 from workers.training.events import Finished, RunEvent, SetBack, StepDone
 from workers.training.loss import nll_sum
 from workers.training.trainer import TrainingRun
+from workers.training.work import Work
 
 MODES: dict[str, dict[str, Any]] = {
     "lora": {"targets": [*TARGETS, "embeddings", "input_layernorm"]},
@@ -245,6 +246,6 @@ def test_the_probe_leaves_a_run_as_it_was_and_asks_once_in_a_worker_for_what_is_
     assert isinstance(finished, Finished)
     assert finished.adapter is not None
     again = TrainingRun(model, bank, 1, config, start, examples_of(8))
-    assert isinstance(next(again.slices()), StepDone)
+    assert isinstance(next(again.works()), Work)
     continued, _, _ = run_of(config, examples_of(8), start=finished.adapter)
-    assert isinstance(next(continued.slices()), StepDone)
+    assert isinstance(next(continued.works()), Work)

@@ -11,7 +11,9 @@ from workers.lora.bank import AdapterBank
 from workers.models.scoring import sequence_nll
 from workers.training.errors import TrainingError
 from workers.training.events import EpochDone, Finished, RunEvent, StepDone
+from workers.training.shared_pass import Slices, run_pass
 from workers.training.trainer import TrainingRun
+from workers.training.work import Work
 
 
 def _drive(run: TrainingRun) -> tuple[list[RunEvent], Finished]:
@@ -84,12 +86,33 @@ def test_gradient_accumulation_equals_the_big_batch() -> None:
         assert (weights[name] - weight).norm() <= 1e-6 * weight.norm(), name
 
 
-def test_the_caller_is_heard_after_every_micro_batch() -> None:
+def test_a_run_asks_for_every_micro_batch_and_tells_every_step() -> None:
     config = config_of(epochs=1, batch_size=2, gradient_accumulation=3, enabled=False)
-    run, _, _ = run_of(config, examples_of(8))
-    kinds = [type(event).__name__ for event in run.slices()]
+    run, model, _ = run_of(config, examples_of(8))
+    works, answer, kinds = run.works(), None, []
+    for _ in range(len(TARGETS) + 8):
+        item = works.send(answer)
+        kinds.append(type(item).__name__)
+        answer = None
+        if isinstance(item, Work):
+            (answer,) = _drain(run_pass(model, [item]))
     probed = ["NoneType"] * len(TARGETS)
-    assert kinds == [*probed, "NoneType", "NoneType", "StepDone", "StepDone", "EpochDone", "Finished"]
+    assert kinds == [*probed, "Work", "Work", "Work", "StepDone", "Work", "StepDone", "EpochDone", "Finished"]
+
+
+def _drain(slices: Slices) -> list[float]:
+    while True:
+        try:
+            next(slices)
+        except StopIteration as stop:
+            return list(stop.value)
+
+
+def test_the_caller_is_heard_after_every_layer_there_and_back() -> None:
+    run, model, _ = run_of(config_of(enabled=False), examples_of(3))
+    work = next(item for item in run.works() if isinstance(item, Work))
+    layers = len(model.layers)
+    assert list(run_pass(model, [work])) == ["forward"] * layers + ["head"] + ["backward"] * (layers + 1)
 
 
 def test_serving_another_slot_between_slices_changes_nothing() -> None:
