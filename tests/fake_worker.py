@@ -83,7 +83,7 @@ class FakeWorker:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            for request in inference_requests.poll(self._redis, self.info.id, 0.05):
+            for request in inference_requests.poll(self._redis, self.info.id, 0.05).requests:
                 self.requests.append(request)
                 if not self.silent:
                     self._answer(request)

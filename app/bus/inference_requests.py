@@ -1,5 +1,6 @@
 """The bounded queue of inference requests, one per base model, and the call in which an idle worker waits for work."""
 
+from dataclasses import dataclass
 from typing import cast
 
 import redis
@@ -36,20 +37,34 @@ async def submit(r: redis.asyncio.Redis, request: InferenceRequest, limit: int) 
         raise QueueFullError(f"{limit} requests wait for base model {request.base_model!r} already")
 
 
-def poll(r: redis.Redis, base_model: str, timeout: float) -> list[InferenceRequest]:
-    """Return the requests that wait, those abandoned meanwhile left out; empty when there is none.
+@dataclass(frozen=True)
+class Taken:
+    """What a poll brought: requests, and whether the bus said that a job waits."""
 
-    Waits up to `timeout` seconds (5 at most) for the first request or for a wake-up; 0 does not wait.
+    requests: list[InferenceRequest]
+    woken: bool
+
+
+def poll(r: redis.Redis, base_model: str, timeout: float, *, wakeups: bool = True) -> Taken:
+    """Return the requests that wait, those abandoned meanwhile left out, and a wake-up if `wakeups` and there is one.
+
+    Waits up to `timeout` seconds (5 at most) for the first of either; 0 does not wait.
     """
-    taken = _wait(r, base_model, min(timeout, LONGEST_BLOCK_SECONDS)) if timeout > 0 else []
-    waiting = r.lpop(names.requests(base_model), MAX_DRAIN - len(taken))
-    taken += cast("list[bytes] | None", waiting) or []
-    requests = [REQUEST.validate_json(document) for document in taken]
+    key = names.requests(base_model)
+    taken: list[bytes] = []
+    woken = False
+    if timeout > 0:
+        keys = [key, names.wakeups(base_model)] if wakeups else [key]
+        popped = cast("tuple[bytes, bytes] | None", r.blpop(keys, min(timeout, LONGEST_BLOCK_SECONDS)))
+        if popped is not None and popped[0] == key.encode():
+            taken = [popped[1]]
+        else:
+            woken = popped is not None
+    with r.pipeline(transaction=False) as pipeline:
+        pipeline.lpop(key, MAX_DRAIN - len(taken))
+        if wakeups and not woken:
+            pipeline.lpop(names.wakeups(base_model))
+        waiting, *wakeup = pipeline.execute()
+    requests = [REQUEST.validate_json(document) for document in taken + (waiting or [])]
     gone = aborted(r, [request.id for request in requests])
-    return [request for request in requests if request.id not in gone]
-
-
-def _wait(r: redis.Redis, base_model: str, timeout: float) -> list[bytes]:
-    requests = names.requests(base_model)
-    popped = cast("tuple[bytes, bytes] | None", r.blpop([requests, names.wakeups(base_model)], timeout))
-    return [popped[1]] if popped is not None and popped[0] == requests.encode() else []
+    return Taken([request for request in requests if request.id not in gone], woken or wakeup not in ([], [None]))

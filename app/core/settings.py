@@ -74,6 +74,10 @@ class Settings(BaseSettings):
     """What all runs of a worker may need besides the base; None for half of what is free when it starts."""
     adapter_slots: int = 16
     max_batch_sequences: int = 16
+    serve_p99_ms: float | None = Field(default=None, gt=0)
+    """The gap between two tokens to keep while training goes on; None means twice the usual decode step."""
+    train_share_min: float = Field(default=0.25, ge=0, le=0.9)
+    """The share of a worker's time that training gets at least while requests decode."""
     threads: int | None = None
     """CPU threads of a worker; None leaves torch's choice."""
 

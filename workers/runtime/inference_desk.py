@@ -47,25 +47,29 @@ class InferenceDesk:
         """Whether Redis failed so lately that trying again must wait."""
         return time.monotonic() < self._away_until
 
-    def receive(self, timeout: float, *, accept: bool) -> None:
+    def receive(self, timeout: float, *, accept: bool, wakeups: bool = False) -> bool:
         """Take in new requests (if `accept`) and aborts, waiting up to `timeout` seconds for the first or a wake-up.
 
-        Returns at once while Redis is away.
+        Returns whether a wake-up was taken, which only happens if `wakeups`. Returns at once while Redis is away.
         """
         if self.away:
-            return
+            return False
+        woken = False
         try:
             if self._unsaid:
                 emit_all(self._bus, self._unsaid)
                 self._unsaid = {}
             if accept and self._engine.has_room:
-                for request in poll(self._bus, self._base_model, timeout):
+                taken = poll(self._bus, self._base_model, timeout, wakeups=wakeups)
+                woken = taken.woken
+                for request in taken.requests:
                     self._engine.submit(request)
             self._engine.abort(aborted(self._bus, self._engine.request_ids))
         except redis.RedisError as error:
             self._lose(error)
         except ValidationError as error:
             log.error("requests dropped that this version cannot read", error=str(error))
+        return woken
 
     def step(self) -> None:
         """Let the engine do one step and send what came out."""

@@ -70,6 +70,11 @@ class JobDesk:
         """How long the next slice should take; 0 when nothing is known."""
         return self._pool.expected_seconds
 
+    @property
+    def pass_tokens(self) -> int:
+        """Tokens of the pass that the last slice belonged to; 0: it was no part of one."""
+        return self._pool.pass_tokens
+
     def limit_tokens(self, limit: int | None) -> None:
         """Let the passes from now on have at most so many tokens; None for as many as configured."""
         self._pool.tokens_per_pass = self._room.tokens_per_step if limit is None else limit

@@ -22,6 +22,7 @@ from workers.runtime.job_desk import JobDesk
 from workers.runtime.job_runner import JobRoom
 from workers.runtime.loop import run_loop
 from workers.runtime.retry import patiently
+from workers.runtime.time_share import TimeShare
 from workers.training.memory import TrainingMemory
 from workers.training.trainer import default_tokens_per_step
 
@@ -82,6 +83,7 @@ def run_worker(
             InferenceDesk(engine, bus, base.info.id),
             jobs,
             stopping,
+            _time_share(settings),
             poll_seconds=settings.poll_seconds,
             drain_seconds=DRAIN_SECONDS,
         )
@@ -90,6 +92,11 @@ def run_worker(
         database.dispose()
         bus.close()
     log.info("worker stopped", worker=worker_id)
+
+
+def _time_share(settings: Settings) -> TimeShare:
+    target = settings.serve_p99_ms and settings.serve_p99_ms / 1000
+    return TimeShare(target_seconds=target, smallest_train_share=settings.train_share_min)
 
 
 def _register(database: Database, base: LoadedBase, worker_id: str, device: str, stopping: threading.Event) -> None:

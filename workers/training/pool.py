@@ -57,6 +57,8 @@ class RunPool:
         self._model, self._parameters, self._clock = model, parameters, clock
         self.tokens_per_pass = tokens_per_pass
         self.costs = SliceCosts()
+        self.pass_tokens = 0
+        """Tokens of the pass that the last slice belonged to; 0: it was no part of one."""
         self._runs: dict[str, _Run] = {}
         self._turns = Turns()
         self._pass: _Pass | None = None
@@ -89,6 +91,7 @@ class RunPool:
 
     def step(self) -> dict[str, bool]:
         """Do one slice. Return the runs that left, and whether they came to their end."""
+        self.pass_tokens = 0
         answered = next((name for name, run in self._runs.items() if run.answer is not None), None)
         if answered is not None:
             return self._advance(answered)
@@ -143,6 +146,7 @@ class RunPool:
 
     def _step_pass(self) -> dict[str, bool]:
         current = self._pass = self._pass or self._compose()
+        self.pass_tokens = current.tokens
         try:
             with self.costs.timing(current.next, current.tokens, self._clock):
                 current.next = next(current.slices)

@@ -32,8 +32,8 @@ def test_requests_arrive_whole_and_in_order(valkey_url: str, worker: redis.Redis
             await submit(service, request, 10)
 
     run(valkey_url, scenario)
-    assert poll(worker, BASE, 1.0) == requests
-    assert poll(worker, BASE, 0) == []
+    assert poll(worker, BASE, 1.0).requests == requests
+    assert poll(worker, BASE, 0).requests == []
 
 
 def test_exactly_the_limit_gets_in_at_once(valkey_url: str, worker: redis.Redis) -> None:
@@ -46,33 +46,35 @@ def test_exactly_the_limit_gets_in_at_once(valkey_url: str, worker: redis.Redis)
     assert len(refusals) == 50
     assert {type(refusal) for refusal in refusals} == {QueueFullError}
     assert str(refusals[0]) == "10 requests wait for base model 'smol' already"
-    assert len(poll(worker, BASE, 0)) == 10
+    assert len(poll(worker, BASE, 0).requests) == 10
     submit_all(valkey_url, "req-later", limit=1)
 
 
 def test_base_models_have_queues_of_their_own(valkey_url: str, worker: redis.Redis) -> None:
     submit_all(valkey_url, "req-1", base_model="another", limit=1)
     submit_all(valkey_url, "req-2", limit=1)
-    assert [request.id for request in poll(worker, BASE, 0)] == ["req-2"]
-    assert [request.id for request in poll(worker, "another", 0)] == ["req-1"]
+    assert [request.id for request in poll(worker, BASE, 0).requests] == ["req-2"]
+    assert [request.id for request in poll(worker, "another", 0).requests] == ["req-1"]
 
 
 def test_a_large_request(valkey_url: str, worker: redis.Redis) -> None:
     request = generate("req-large", tokens=500_000)
     run(valkey_url, lambda service: submit(service, request, 1))
-    assert poll(worker, BASE, 1.0) == [request]
+    assert poll(worker, BASE, 1.0).requests == [request]
 
 
 def test_one_poll_leaves_the_rest_to_other_workers(valkey_url: str, worker: redis.Redis) -> None:
     submit_all(valkey_url, *(f"req-{n}" for n in range(MAX_DRAIN + 3)))
-    assert len(poll(worker, BASE, 1.0)) == MAX_DRAIN
-    assert [request.id for request in poll(worker, BASE, 0)] == [f"req-{n}" for n in range(MAX_DRAIN, MAX_DRAIN + 3)]
+    assert len(poll(worker, BASE, 1.0).requests) == MAX_DRAIN
+    assert [request.id for request in poll(worker, BASE, 0).requests] == [
+        f"req-{n}" for n in range(MAX_DRAIN, MAX_DRAIN + 3)
+    ]
 
 
 def test_an_aborted_request_is_not_given_out(valkey_url: str, worker: redis.Redis) -> None:
     submit_all(valkey_url, "req-1", "req-2", "req-3")
     run(valkey_url, lambda service: abort(service, "req-2"))
-    assert [request.id for request in poll(worker, BASE, 0)] == ["req-1", "req-3"]
+    assert [request.id for request in poll(worker, BASE, 0).requests] == ["req-1", "req-3"]
     assert aborted(worker, ["req-1", "req-2", "req-3"]) == {"req-2"}
     assert aborted(worker, []) == set()
 
@@ -84,7 +86,7 @@ def poll_in_thread(url: str, timeout: float) -> tuple[threading.Thread, list[obj
     def wait() -> None:
         with connect(url) as client:
             started = time.monotonic()
-            answers.append(poll(client, BASE, timeout))
+            answers.append(poll(client, BASE, timeout).requests)
             answers.append(time.monotonic() - started)
 
     thread = threading.Thread(target=wait)
@@ -116,8 +118,18 @@ def test_a_request_ends_the_wait(valkey_url: str) -> None:
 def test_a_wake_up_before_the_poll_is_not_lost(worker: redis.Redis) -> None:
     wake_workers(worker, BASE)
     started = time.monotonic()
-    assert poll(worker, BASE, 5.0) == []
+    assert poll(worker, BASE, 5.0).requests == []
     assert time.monotonic() - started < 4.0
+
+
+def test_a_busy_worker_takes_a_wake_up_only_if_it_wants_one(worker: redis.Redis) -> None:
+    wake_workers(worker, BASE)
+    assert not poll(worker, BASE, 0, wakeups=False).woken
+    assert not poll(worker, BASE, 0.05, wakeups=False).woken
+    assert poll(worker, BASE, 0).woken
+    assert not poll(worker, BASE, 0).woken
+    wake_workers(worker, BASE)
+    assert poll(worker, BASE, 1.0).woken
 
 
 def test_wake_ups_do_not_pile_up(worker: redis.Redis) -> None:
@@ -128,10 +140,10 @@ def test_wake_ups_do_not_pile_up(worker: redis.Redis) -> None:
 
 def test_an_idle_poll_returns_after_its_timeout(worker: redis.Redis) -> None:
     started = time.monotonic()
-    assert poll(worker, BASE, 0.2) == []
+    assert poll(worker, BASE, 0.2).requests == []
     assert 0.15 < time.monotonic() - started < 3.0
     started = time.monotonic()
-    assert poll(worker, BASE, 0) == []
+    assert poll(worker, BASE, 0).requests == []
     assert time.monotonic() - started < 1.0
 
 

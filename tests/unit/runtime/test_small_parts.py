@@ -1,4 +1,4 @@
-"""Time share, fault points, patience and error objects."""
+"""Fault points, patience and error objects."""
 
 import os
 import signal
@@ -13,37 +13,7 @@ from app.text.examples import ExampleError
 from workers.runtime.fault_points import FaultPoints
 from workers.runtime.job_errors import job_error
 from workers.runtime.retry import Pauses, patiently
-from workers.runtime.time_share import TimeShare
 from workers.training.errors import TrainingError
-
-
-class Clock:
-    """A clock that is moved by hand."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        """Return the time."""
-        return self.now
-
-
-def test_decoding_gets_as_much_time_as_the_last_slice_of_training() -> None:
-    clock = Clock()
-    share = TimeShare(clock)
-    assert share.training_is_due
-    with share.training():
-        clock.now += 0.3
-    for due_before in (False, False, False):
-        assert share.training_is_due is due_before
-        with share.decoding():
-            clock.now += 0.125
-    assert share.training_is_due
-    with share.training():
-        clock.now += 5
-    assert not share.training_is_due
-    share.forgive()
-    assert share.training_is_due
 
 
 @pytest.fixture
