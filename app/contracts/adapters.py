@@ -2,6 +2,9 @@
 
 from app.contracts.base import Contract
 
+VersionKey = tuple[str, str, str]
+"""Tenant, adapter and version: what caches of weights key on."""
+
 
 class AdapterRef(Contract):
     """Pins one immutable set of adapter weights for one tenant. `None` where the base alone is meant.
@@ -18,6 +21,6 @@ class AdapterRef(Contract):
     """PEFT `adapter_config.json` as an object."""
 
     @property
-    def key(self) -> tuple[str, str, str]:
-        """What caches key on: tenant, adapter and version."""
+    def key(self) -> VersionKey:
+        """Whose weights these are: tenant, adapter and version."""
         return self.tenant_id, self.adapter_id, self.version_id

@@ -72,7 +72,12 @@ class Settings(BaseSettings):
     """Tokens of one pass that runs share; None for 1024 on a CPU, 8192 on an accelerator."""
     training_memory_bytes: int | None = None
     """What all runs of a worker may need besides the base; None for half of what is free when it starts."""
-    adapter_slots: int = 16
+    adapter_slots: int = Field(default=64, ge=1)
+    """Adapter versions a worker holds ready on its device."""
+    adapter_device_bytes: int | None = Field(default=None, ge=1)
+    """Of all versions in slots together; None for a quarter of what is free when the worker starts."""
+    adapter_host_bytes: int = Field(default=1024**3, ge=0)
+    """Of versions that a worker keeps in the host's memory, for when they come back to a slot."""
     max_batch_sequences: int = 16
     serve_p99_ms: float | None = Field(default=None, gt=0)
     """The gap between two tokens to keep while training goes on; None means twice the usual decode step."""

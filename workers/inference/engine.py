@@ -22,7 +22,7 @@ from app.contracts.inference import (
     ScoreEvent,
 )
 from app.text.tokenizer import tokenizer_for
-from workers.inference.adapter_cache import AdapterCache, AdapterUnavailableError
+from workers.inference.adapter_cache import AdapterCache, AdapterUnavailableError, NoRoomError
 from workers.inference.checks import problem_with
 from workers.inference.decoding import extend, open_choices
 from workers.inference.forward import Piece, next_pieces, run_pieces
@@ -35,6 +35,8 @@ from workers.models.scoring import sequence_nll
 Emissions = dict[str, list[InferenceEvent]]
 """New events by request id."""
 WAITING_PER_PLACE = 4
+LOAD_WAIT_SECONDS = 0.01
+"""How long a step waits for an adapter when nothing else runs."""
 
 
 class Engine:
@@ -84,6 +86,7 @@ class Engine:
             self._refused[request.id] = [problem]
         else:
             self._scheduler.add(request)
+            self._adapters.prefetch(request.adapter)
 
     def abort(self, request_ids: Collection[str]) -> None:
         """Forget requests at the next step, without any further event."""
@@ -110,6 +113,8 @@ class Engine:
             for piece, logits_RV in zip(pieces, run_pieces(self._model, pieces), strict=True):
                 self._take(piece, logits_RV, out)
         self._score(out)
+        if not out and not self._running:
+            self._adapters.wait(LOAD_WAIT_SECONDS)
         return out
 
     def _admit(self, out: Emissions) -> None:
@@ -118,9 +123,13 @@ class Engine:
             try:
                 slot = self._adapters.acquire(request.adapter)
             except AdapterUnavailableError as error:
-                self._scheduler.remove(request.id)
-                out[request.id].append(ErrorEvent(status=error.status, code=error.code, message=error.message))
+                event = ErrorEvent(status=error.status, code=error.code, message=error.message)
+                for request_id in self._scheduler.waiting_with(request):
+                    self._scheduler.remove(request_id)
+                    out[request_id].append(event)
                 continue
+            except NoRoomError:
+                return
             if slot is None:
                 passed_over.add(request.id)
                 continue

@@ -6,6 +6,7 @@ Knows places (sequences that may run at once) and tenants; knows nothing of tens
 from collections import Counter
 from collections.abc import Collection
 
+from app.contracts.adapters import VersionKey
 from app.contracts.inference import GenerateRequest, InferenceRequest
 
 
@@ -17,6 +18,10 @@ def tenant_of(request: InferenceRequest) -> str:
 def places_of(request: InferenceRequest) -> int:
     """Return how many places a request takes when it starts."""
     return request.sampling.n if isinstance(request, GenerateRequest) else 1
+
+
+def _version_of(request: InferenceRequest) -> VersionKey | None:
+    return None if request.adapter is None else request.adapter.key
 
 
 class Scheduler:
@@ -34,6 +39,11 @@ class Scheduler:
     def waiting_ids(self) -> list[str]:
         """Return the ids of the requests that wait."""
         return list(self._waiting)
+
+    def waiting_with(self, request: InferenceRequest) -> list[str]:
+        """Return the ids of the requests that wait for the same version as this one, its own among them."""
+        key = _version_of(request)
+        return [other.id for other in self._waiting.values() if _version_of(other) == key]
 
     def pick(self, passed_over: Collection[str] = ()) -> InferenceRequest | None:
         """Return the request whose turn it is, or None when none waits or the one in turn does not fit yet.

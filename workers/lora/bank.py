@@ -70,6 +70,14 @@ class AdapterBank:
         if trainable:
             self._trained[slot] = _Slot(adapter, parameters)
 
+    def served_bytes(self, adapter: AdapterWeights) -> int:
+        """Return how many bytes an adapter takes in a slot that serves it."""
+        factors = sum(a_RK.numel() + b_NR.numel() for a_RK, b_NR in adapter.tensors.values())
+        dense = [(name, tensor) for held in (adapter.dense, adapter.own) for name, tensor in held.items()]
+        widths = {name: weight.dtype.itemsize for name, weight in self._weights.items()}
+        width = self._dtype.itemsize
+        return factors * width + sum(tensor.numel() * widths.get(name, width) for name, tensor in dense)
+
     def clear(self, slot: int) -> None:
         """Empty a slot."""
         self._trained.pop(slot, None)

@@ -8,12 +8,21 @@ from workers.training.memory import pass_bytes
 
 SHARE = 0.5
 """Of what is free; the rest is for serving and for what estimates miss."""
+ADAPTER_SHARE = 0.25
+"""Of what is free, for the adapter versions that are served."""
 
 
 def training_capacity(model: LanguageModel, tokens_per_step: int) -> int:
     """Return the bytes that runs may take: a share of what is free, less what one full pass keeps."""
-    if model.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(model.device)
-    else:
-        free = psutil.virtual_memory().available
-    return max(0, int(SHARE * free) - pass_bytes(model, tokens_per_step))
+    return max(0, int(SHARE * _free_bytes(model.device)) - pass_bytes(model, tokens_per_step))
+
+
+def adapter_capacity(device: torch.device) -> int:
+    """Return the bytes that adapter versions in slots may take."""
+    return int(ADAPTER_SHARE * _free_bytes(device))
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)

@@ -15,7 +15,7 @@ from workers.loading.base import LoadedBase
 from workers.lora.bank import AdapterBank
 from workers.runtime.adapter_loader import AdapterLoader
 from workers.runtime.fault_points import FaultPoints
-from workers.runtime.free_memory import training_capacity
+from workers.runtime.free_memory import adapter_capacity, training_capacity
 from workers.runtime.heartbeat import Heartbeat
 from workers.runtime.inference_desk import InferenceDesk
 from workers.runtime.job_desk import JobDesk
@@ -53,7 +53,9 @@ def run_worker(
     bank = AdapterBank(base.model)
     serving = range(settings.adapter_slots)
     training = range(settings.adapter_slots, settings.adapter_slots + settings.max_training_runs)
-    adapters = AdapterCache(serving, AdapterLoader(database, bank, base.info).load)
+    loader = AdapterLoader(database, base.info, host_bytes=settings.adapter_host_bytes)
+    max_bytes = settings.adapter_device_bytes or adapter_capacity(base.model.device)
+    adapters = AdapterCache(serving, loader, bank, max_bytes=max_bytes)
     engine = Engine(base.model, base.info, adapters, max_sequences=settings.max_batch_sequences)
     heartbeat = Heartbeat(
         heartbeat_database,
@@ -89,6 +91,7 @@ def run_worker(
         )
     finally:
         heartbeat.stop()
+        loader.close()
         database.dispose()
         bus.close()
     log.info("worker stopped", worker=worker_id)

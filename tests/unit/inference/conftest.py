@@ -10,7 +10,7 @@ from app.contracts.adapters import AdapterRef
 from app.contracts.inference import GenerateRequest, InferenceEvent, InferenceRequest, SamplingParams
 from app.contracts.training import LoRAConfig
 from tests.tiny_model import save_tiny_model
-from workers.inference.adapter_cache import AdapterCache, AdapterUnavailableError
+from workers.inference.adapter_cache import AdapterCache, AdapterUnavailableError, SourceCounts
 from workers.inference.engine import Engine
 from workers.loading import LoadedBase, load_base_model
 from workers.lora.adapter import AdapterWeights, init_adapter
@@ -63,6 +63,38 @@ def generate(
     )
 
 
+class Shelf:
+    """A source that has every version at hand, but for those that are `coming` and those it does not know."""
+
+    def __init__(self, adapters: dict[str, AdapterWeights]) -> None:
+        self.adapters = adapters
+        self.coming: set[str] = set()
+        self.asked: list[str] = []
+        self.prefetched: list[str] = []
+        self.waits = 0
+
+    def get(self, ref: AdapterRef) -> AdapterWeights | None:
+        """Return a version by its name."""
+        self.asked.append(ref.version_id)
+        if ref.version_id in self.coming:
+            return None
+        if ref.version_id not in self.adapters:
+            raise AdapterUnavailableError(404, "adapter_not_found", f"version {ref.version_id} is gone")
+        return self.adapters[ref.version_id]
+
+    def prefetch(self, ref: AdapterRef) -> None:
+        """Note what was announced."""
+        self.prefetched.append(ref.version_id)
+
+    def wait(self, seconds: float) -> None:
+        """Count how often somebody had nothing else to do."""
+        self.waits += 1
+
+    def counts(self) -> SourceCounts:
+        """Nothing is counted here."""
+        return SourceCounts()
+
+
 class Harness:
     """An engine with its bank and adapters; versions that do not exist refuse to load."""
 
@@ -70,14 +102,10 @@ class Harness:
         self, base: LoadedBase, adapters: dict[str, AdapterWeights], *, slots: int = 4, **options: int
     ) -> None:
         self.bank = AdapterBank(base.model)
-        self.adapters = adapters
+        self.source = Shelf(adapters)
         settings = {"max_sequences": 8, "prefill_tokens": 16} | options
-        self.engine = Engine(base.model, base.info, AdapterCache(range(slots), self._load), **settings)
-
-    def _load(self, adapter: AdapterRef, slot: int) -> None:
-        if adapter.version_id not in self.adapters:
-            raise AdapterUnavailableError(404, "adapter_not_found", f"version {adapter.version_id} is gone")
-        self.bank.load(slot, self.adapters[adapter.version_id])
+        cache = AdapterCache(range(slots), self.source, self.bank)
+        self.engine = Engine(base.model, base.info, cache, **settings)
 
     def run(self, *requests: InferenceRequest, stagger: int = 0) -> dict[str, Events]:
         """Run requests to their end, submitting the next one every `stagger` steps; return each one's events."""

@@ -29,10 +29,12 @@ def bus(valkey_url: str) -> Iterator[redis.Redis]:
 
 
 @pytest.fixture
-def engine(room: Room) -> Engine:
+def engine(room: Room) -> Iterator[Engine]:
     """An engine that loads adapters from the test's database."""
-    loader = AdapterLoader(room.database, room.room.bank, room.room.info)
-    return Engine(room.room.model, room.room.info, AdapterCache(range(2), loader.load), max_sequences=4)
+    loader = AdapterLoader(room.database, room.room.info)
+    adapters = AdapterCache(range(2), loader, room.room.bank)
+    yield Engine(room.room.model, room.room.info, adapters, max_sequences=4)
+    loader.close()
 
 
 @pytest.fixture
