@@ -52,7 +52,7 @@ def test_a_failed_load_is_told_to_all_who_wait_for_the_version_and_to_nobody_els
 
 def test_small_versions_do_not_keep_a_large_one_out_for_ever(base: LoadedBase, harness: Harnesses) -> None:
     made = harness()
-    sizes = {name: made.bank.served_bytes(adapter) for name, adapter in made.adapters.items()}
+    sizes = {name: made.bank.served_bytes(adapter) for name, adapter in made.source.adapters.items()}
     small, large = sorted(sizes, key=lambda name: sizes[name])[::2]
     cache = AdapterCache(range(4), made.source, made.bank, max_bytes=sizes[large])
     made.engine = Engine(base.model, base.info, cache, max_sequences=8)
