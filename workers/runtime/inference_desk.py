@@ -9,13 +9,15 @@ from collections.abc import Iterable
 
 import redis
 import structlog
-from pydantic import ValidationError
 
+from app.bus import affinity, presence
 from app.bus.aborts import aborted
+from app.bus.affinity import name_of
 from app.bus.inference_requests import poll
 from app.bus.token_streams import emit_all
 from app.contracts.inference import ErrorEvent
 from workers.inference.engine import Emissions, Engine
+from workers.runtime.recent_adapters import RecentAdapters
 
 log = structlog.get_logger()
 RECONNECT_SECONDS = 0.5
@@ -27,8 +29,14 @@ STOPPING = ErrorEvent(status=503, code="worker_stopping", message="the worker is
 class InferenceDesk:
     """One engine's requests on one bus."""
 
-    def __init__(self, engine: Engine, bus: redis.Redis, base_model: str) -> None:
-        self._engine, self._bus, self._base_model = engine, bus, base_model
+    def __init__(
+        self, engine: Engine, bus: redis.Redis, base_model: str, *, worker_id: str, places: int, held: int
+    ) -> None:
+        """`places` is how many requests run at once, `held` how many adapter versions are kept between requests."""
+        self._engine, self._bus, self._base_model, self._worker_id = engine, bus, base_model, worker_id
+        self._places = places
+        self._adapters = RecentAdapters(held)
+        self._published_load: int | None = None
         self._away_until = 0.0
         self._unsaid: Emissions = {}
 
@@ -59,17 +67,19 @@ class InferenceDesk:
             if self._unsaid:
                 emit_all(self._bus, self._unsaid)
                 self._unsaid = {}
-            if accept and self._engine.has_room:
-                taken = poll(self._bus, self._base_model, timeout, wakeups=wakeups)
-                woken = taken.woken
-                for request in taken.requests:
-                    self._engine.submit(request)
+            if accept:
+                woken = self._take(timeout, wakeups)
             self._engine.abort(aborted(self._bus, self._engine.request_ids))
         except redis.RedisError as error:
             self._lose(error)
-        except ValidationError as error:
-            log.error("requests dropped that this version cannot read", error=str(error))
         return woken
+
+    def leave(self) -> None:
+        """Take no more requests, for good; those that wait for this worker alone go to the others."""
+        try:
+            presence.leave(self._bus, self._worker_id, self._base_model)
+        except redis.RedisError as error:
+            log.warning("requests of this worker's own wait until it counts as gone", error=str(error))
 
     def step(self) -> None:
         """Let the engine do one step and send what came out."""
@@ -83,6 +93,25 @@ class InferenceDesk:
     def close(self) -> None:
         """Tell all requests still here that the worker stops."""
         self._send(self._engine.fail_all(STOPPING))
+
+    def _take(self, timeout: float, wakeups: bool) -> bool:
+        if not self._engine.has_room:
+            presence.hand_over(self._bus, self._worker_id, self._base_model)
+            return False
+        taken = poll(self._bus, self._base_model, timeout, worker_id=self._worker_id, wakeups=wakeups)
+        if taken.unreadable:
+            log.error("requests dropped that this version cannot read", requests=taken.unreadable)
+        for request in taken.requests:
+            self._engine.submit(request)
+        self._publish([name_of(request.adapter) for request in taken.requests if request.adapter])
+        return taken.woken
+
+    def _publish(self, used: list[str]) -> None:
+        load = self.open_requests - self._places
+        if used or load != self._published_load:
+            dropped = self._adapters.use(used)
+            affinity.publish(self._bus, self._base_model, self._worker_id, held=used, dropped=dropped, load=load)
+            self._published_load = load
 
     def _send(self, emissions: Emissions) -> None:
         if not emissions:

@@ -35,6 +35,7 @@ def run_loop(
         if jobs.has_room:
             jobs.look(woken=woken or idle)
         _work(desk, jobs, share)
+    desk.leave()
     log.info("stopping", requests=desk.open_requests, training=jobs.busy)
     deadline = time.monotonic() + drain_seconds
     while (desk.busy or jobs.busy) and time.monotonic() < deadline:

@@ -82,7 +82,14 @@ def run_worker(
     log.info("worker ready", worker=worker_id, base_model=base.info.id, device=device, dtype=base.info.dtype)
     try:
         run_loop(
-            InferenceDesk(engine, bus, base.info.id),
+            InferenceDesk(
+                engine,
+                bus,
+                base.info.id,
+                worker_id=worker_id,
+                places=settings.max_batch_sequences,
+                held=settings.adapter_slots,
+            ),
             jobs,
             stopping,
             _time_share(settings),

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from app.bus import names
+from app.bus import names, presence
 from app.bus.aborts import abort
+from app.bus.affinity import name_of
 from app.bus.connection import connect, connect_async
 from app.contracts.adapters import AdapterRef
 from app.contracts.inference import DoneEvent, ErrorEvent
@@ -40,7 +41,7 @@ def engine(room: Room) -> Iterator[Engine]:
 @pytest.fixture
 def desk(engine: Engine, bus: redis.Redis) -> InferenceDesk:
     """A desk for the tiny model."""
-    return InferenceDesk(engine, bus, "tiny")
+    return InferenceDesk(engine, bus, "tiny", worker_id="wkr-1", places=4, held=2)
 
 
 def work(desk: InferenceDesk) -> None:
@@ -102,6 +103,38 @@ def test_an_unreadable_message_is_dropped(desk: InferenceDesk, bus: redis.Redis,
     send(valkey_url, stream("req-1", tokens=4))
     work(desk)
     assert isinstance(read(valkey_url, "req-1")[-1], DoneEvent)
+
+
+def test_a_full_engine_leaves_its_own_requests_to_others(
+    desk: InferenceDesk, engine: Engine, bus: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    presence.announce(bus, "wkr-1", "tiny", 60)
+    bus.rpush(names.own_requests("tiny", "wkr-1"), b"a request")
+    monkeypatch.setattr(Engine, "has_room", False)
+    desk.receive(0, accept=True)
+    assert bus.lrange(names.requests("tiny"), 0, -1) == [b"a request"]
+    bus.rpush(names.own_requests("tiny", "wkr-1"), b"another")
+    desk.leave()
+    assert bus.lrange(names.requests("tiny"), 0, -1) == [b"another", b"a request"]
+
+
+def test_it_says_what_it_holds_and_how_loaded_it_is(
+    desk: InferenceDesk, room: Room, bus: redis.Redis, valkey_url: str
+) -> None:
+    room.enqueue()
+    room.run(room.claim())
+    (version,) = room.versions()
+    held = stream("req-1", tokens=4, version=version)
+    send(valkey_url, held)
+    send(valkey_url, stream("req-2", tokens=4))
+    desk.receive(0, accept=True)
+    assert held.adapter is not None
+    assert bus.smembers(names.held("tiny", "wkr-1")) == {name_of(held.adapter).encode()}
+    assert bus.hgetall(names.load("tiny")) == {b"wkr-1": b"-2"}
+    while desk.busy:
+        desk.step()
+    desk.receive(0, accept=True)
+    assert bus.hgetall(names.load("tiny")) == {b"wkr-1": b"-4"}
 
 
 def test_closing_tells_everybody(desk: InferenceDesk, valkey_url: str) -> None:

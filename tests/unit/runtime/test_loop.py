@@ -117,6 +117,10 @@ class RequestDesk:
         self.world.requests -= 1
         self.world.did("decode", self.world.decode_seconds)
 
+    def leave(self) -> None:
+        """Note it."""
+        self.world.calls.append("leave")
+
     def close(self) -> None:
         """Note it."""
         self.world.calls.append("close")
@@ -179,7 +183,7 @@ class TrainingDesk:
 
 
 def test_an_idle_worker_waits_and_looks_for_a_job_when_woken() -> None:
-    assert World().run() == ["receive new 0.01 or job", "look True", "close", "abandon"]
+    assert World().run() == ["receive new 0.01 or job", "look True", "leave", "close", "abandon"]
 
 
 def test_training_alone_runs_flat_out() -> None:
@@ -203,7 +207,7 @@ def test_a_desk_with_room_looks_for_more_jobs_while_it_trains_and_a_full_one_doe
 
 def test_jobs_that_wait_let_the_worker_listen_and_not_spin() -> None:
     world = World(passes=1, pause=0.25, until=0.25)
-    assert world.run()[:-2] == ["receive new 0.1"] * 3
+    assert world.run()[:-3] == ["receive new 0.1"] * 3
 
 
 def test_small_slices_fill_the_gap_and_keep_its_target() -> None:
@@ -303,6 +307,7 @@ def test_stopping_takes_no_new_requests_and_ends_in_time(monkeypatch: pytest.Mon
     world.stopping.set()
     calls = world.run()
     assert world.now < 0.11
+    assert calls[0] == "leave"
     assert calls[-2:] == ["close", "abandon"]
     assert {call for call in calls if call.startswith("receive")} == {"receive aborts 0"}
     assert {"decode", "train"} <= set(calls)
