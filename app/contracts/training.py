@@ -12,6 +12,9 @@ from app.contracts.base import Contract
 JobKind = Literal["fine_tune", "adapt"]
 Schedule = Literal["cosine", "constant"]
 Mode = Literal["lora", "wsla", "full"]
+Priority = Literal["high", "normal", "low"]
+PRIORITIES: tuple[Priority, ...] = ("high", "normal", "low")
+"""In the order in which a tenant's jobs are taken."""
 JobStatus = Literal["queued", "running", "succeeded", "failed", "cancelled"]
 TERMINAL_STATUSES: frozenset[JobStatus] = frozenset({"succeeded", "failed", "cancelled"})
 

@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 from sqlalchemy.orm import Session
 
 from app.bus.wakeups import wait_for_job
-from app.contracts.training import TERMINAL_STATUSES
+from app.contracts.training import TERMINAL_STATUSES, Priority
 from app.db.session import Database
 from app.db.tables import Job
 from app.services.job_config import resolve_config
@@ -35,6 +35,7 @@ def plan_adapt(
     messages: Sequence[object] | None,
     options: JobOptions,
     request: Mapping[str, object],
+    priority: Priority,
     max_checkpoint_bytes: int,
 ) -> JobPlan:
     """Return a checked plan. Raises ServiceError naming the field at fault; writes nothing."""
@@ -51,6 +52,7 @@ def plan_adapt(
         config=config,
         trainable_parameters=start.shape.parameters if start.shape else trainable_parameters(start.info, config),
         request=request,
+        priority=priority,
         line=line,
     )
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from sqlalchemy.orm import Session
 
+from app.contracts.training import Priority
 from app.db.blobs import iter_lines
 from app.services.files import get_training_file
 from app.services.job_config import resolve_config
@@ -27,6 +28,7 @@ def plan_fine_tune(
     suffix: str | None,
     options: JobOptions,
     request: Mapping[str, object],
+    priority: Priority,
     max_checkpoint_bytes: int,
 ) -> JobPlan:
     """Return a checked plan. Raises ServiceError naming the field at fault; writes nothing."""
@@ -48,6 +50,7 @@ def plan_fine_tune(
         config=config,
         trainable_parameters=start.shape.parameters if start.shape else trainable_parameters(start.info, config),
         request=request,
+        priority=priority,
         training_file=training.id,
         validation_file=validation.id if validation else None,
         retention_file=retention.id if retention else None,

@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 from sqlalchemy.orm import Session
 
 from app.bus.wakeups import wake_workers
-from app.contracts.training import TERMINAL_STATUSES, JobConfig, JobKind
+from app.contracts.training import TERMINAL_STATUSES, JobConfig, JobKind, Priority
 from app.core.errors import ConflictError, InvalidRequestError, QuotaError, not_found
 from app.db.blobs import write_blob
 from app.db.queue import drop_leftovers
@@ -39,6 +39,7 @@ class JobPlan:
     validation_file: str | None = None
     retention_file: str | None = None
     line: bytes | None = None
+    priority: Priority = "normal"
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,7 @@ def enqueue(session: Session, tenant_id: str, plan: JobPlan, request: Once | Non
             session,
             tenant_id,
             kind=plan.kind,
+            priority=plan.priority,
             model=plan.model,
             base_model=plan.start.info.id,
             adapter_name=plan.start.adapter_name,

@@ -67,6 +67,7 @@ def _queue(held: Resources, tenant_id: str, body: AdaptBody, idempotency_key: st
             messages=body.messages,
             options=body.options(),
             request={"metadata": body.metadata},
+            priority=body.priority,
             max_checkpoint_bytes=held.settings.max_checkpoint_bytes,
         )
     with held.database.write() as session:

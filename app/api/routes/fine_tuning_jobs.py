@@ -51,6 +51,7 @@ def create_job(
                 "suffix": body.suffix,
                 "learning_rate_multiplier": hyperparameters.learning_rate_multiplier,
             },
+            priority=body.priority,
             max_checkpoint_bytes=settings.max_checkpoint_bytes,
         )
     with database.write() as session:

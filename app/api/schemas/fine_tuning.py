@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
 from app.api.schemas.common import RequestBody, only
-from app.contracts.training import Mode
+from app.contracts.training import Mode, Priority
 from app.core.errors import InvalidRequestError
 from app.services.job_options import (
     Auto,
@@ -53,6 +53,7 @@ class RunWishes(RequestBody):
     model: ModelName
     adapter: AdapterName | None = None
     mode: Mode | Auto = "auto"
+    priority: Priority = "normal"
     seed: Seed | None = None
     lora: LoRAOptions | None = None
     trust_region: TrustRegionOptions | None = None

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 
 from app.contracts.merge import MergeConfig, MergeResult
-from app.contracts.training import JobConfig
+from app.contracts.training import PRIORITIES, JobConfig, Priority
 from app.db.tables import AdapterVersion, Job, JobCheckpoint, JobEvent
 from app.services.model_names import checkpoint_name, version_name
 
@@ -43,6 +43,7 @@ class JobObject(BaseModel):
     base_model: str
     adapter: str
     version: int | None
+    priority: Priority
     mode: str | None = None
     lora: dict[str, Any] | None = None
     trust_region: dict[str, Any] | None = None
@@ -78,6 +79,7 @@ class JobObject(BaseModel):
             base_model=job.base_model,
             adapter=job.adapter_name,
             version=version and version.version,
+            priority=PRIORITIES[job.priority],
             trainable_parameters=job.trainable_parameters,
             optimizer_state_bytes=job.optimizer_bytes,
             progress=job.progress,

@@ -1,21 +1,23 @@
-"""Claiming: which job a worker gets next. Tenants take turns; within a tenant the oldest job comes first."""
+"""Claiming: which job a worker gets next.
+
+First a job whose worker was lost: it had its turn before. Then tenants take turns by the tokens trained for them; of a
+tenant's jobs the one of the highest priority comes first, then the oldest.
+"""
 
 from collections.abc import Callable
 
-from sqlalchemy import Select, and_, case, func, or_, select, update
+from sqlalchemy import Select, func, select, update
 from sqlalchemy.orm import Session
 
 from app.contracts.merge import MergeConfig
 from app.contracts.training import JobConfig, JobKind
+from app.db.queue.accounts import charge_claim
 from app.db.queue.lease import ClaimedJob, ClaimedMerge, Lease
 from app.db.queue.leftovers import drop_leftovers
+from app.db.queue.line import first_in_line
 from app.db.repositories.jobs import NewEvent, add_event
 from app.db.session import Database, lock_name
-from app.db.tables import Job, Tenant, db_now
-
-TURN = 1e-6
-"""Seconds: two claims within the clock's resolution still differ by this much."""
-
+from app.db.tables import Job, db_now
 
 Fits = Callable[[str, JobConfig | MergeConfig], bool]
 """Whether the worker has memory for a job of this kind and configuration."""
@@ -37,29 +39,44 @@ def claim(
     """
     with db.write() as session:
         lock_name(session, "claim", base_model)
-        while (job := session.scalar(next_job(base_model))) is not None:
-            if job.status == "running" and job.cancel_requested:
-                _end(session, job, "cancelled", NewEvent("Job cancelled"))
-            elif job.status == "running" and job.attempts >= max_attempts:
-                _give_up(session, job)
-            elif fits is not None and not fits(job.kind, _config(job)):
-                return None
-            else:
-                return _take(session, job, worker_id, lease_seconds)
+        job = _lost(session, base_model, max_attempts) or _in_turn(session, base_model)
+        if job is None or (fits is not None and not fits(job.kind, _config(job))):
+            return None
+        return _take(session, job, worker_id, lease_seconds)
+
+
+def lost_job(base_model: str) -> Select[Job]:
+    """Return the query for a job whose worker let its lease expire. Like `next_job` it locks, and skips locked rows."""
+    lost = (Job.status == "running", Job.base_model == base_model, Job.lease_expires_at < db_now())
+    return select(Job).where(*lost).order_by(Job.id).limit(1).with_for_update(skip_locked=True, key_share=True)
+
+
+def next_job(base_model: str, tenant_id: str) -> Select[Job]:
+    """Return the query for a tenant's next job; it locks the row and skips rows that others have locked."""
+    queued = (Job.status == "queued", Job.base_model == base_model, Job.tenant_id == tenant_id)
+    first = select(Job).where(*queued).order_by(Job.priority, Job.id).limit(1)
+    return first.with_for_update(skip_locked=True, key_share=True)
+
+
+def _lost(session: Session, base_model: str, max_attempts: int) -> Job | None:
+    """Return a lost job that can be tried again, after ending those that cannot."""
+    while (job := session.scalar(lost_job(base_model))) is not None:
+        if job.cancel_requested:
+            _end(session, job, "cancelled", NewEvent("Job cancelled"))
+        elif job.attempts >= max_attempts:
+            _give_up(session, job)
+        else:
+            return job
     return None
 
 
-def next_job(base_model: str) -> Select[Job]:
-    """Return the query for the job to claim next; it locks the row and skips rows that others have locked."""
-    lost = and_(Job.status == "running", Job.lease_expires_at < db_now())
-    return (
-        select(Job)
-        .join(Tenant, Tenant.id == Job.tenant_id)
-        .where(Job.base_model == base_model, or_(Job.status == "queued", lost))
-        .order_by(Tenant.last_claimed_at, Job.id)
-        .limit(1)
-        .with_for_update(of=Job, skip_locked=True, key_share=True)
-    )
+def _in_turn(session: Session, base_model: str) -> Job | None:
+    passed: list[str] = []
+    while (tenant_id := first_in_line(session, base_model, passed)) is not None:
+        if (job := session.scalar(next_job(base_model, tenant_id))) is not None:
+            return job
+        passed.append(tenant_id)  # Others hold the rows of all its jobs.
+    return None
 
 
 def _take(session: Session, job: Job, worker_id: str, lease_seconds: float) -> ClaimedJob | ClaimedMerge:
@@ -78,7 +95,7 @@ def _take(session: Session, job: Job, worker_id: str, lease_seconds: float) -> C
         .returning(Job.attempts, Job.lease_token)
         .execution_options(synchronize_session=False)
     ).one()
-    _end_turn(session, job.tenant_id)
+    charge_claim(session, job)
     lease = Lease(job_id=job.id, tenant_id=job.tenant_id, token=token, worker_id=worker_id)
     if job.kind == "merge":
         assert job.parent_version_id is not None, "a merge is of a version"
@@ -106,12 +123,6 @@ def _take(session: Session, job: Job, worker_id: str, lease_seconds: float) -> C
 
 def _config(job: Job) -> JobConfig | MergeConfig:
     return MergeConfig.model_validate(job.config) if job.kind == "merge" else JobConfig.model_validate(job.config)
-
-
-def _end_turn(session: Session, tenant_id: str) -> None:
-    last = select(func.max(Tenant.last_claimed_at)).scalar_subquery()
-    turn = case((db_now() > last, db_now()), else_=last + TURN)
-    session.execute(update(Tenant).where(Tenant.id == tenant_id).values(last_claimed_at=turn))
 
 
 def _started(job: Job) -> NewEvent:

@@ -8,10 +8,11 @@ from sqlalchemy.orm import Session
 
 from app.contracts.training import JobStatus, TrainingResult
 from app.db.blobs import delete_blob_if_unused
+from app.db.queue.accounts import charge_tokens
 from app.db.queue.lease import Lease, fence
 from app.db.queue.leftovers import drop_leftovers
 from app.db.queue.staging import seal, stage_if_large
-from app.db.repositories import adapters
+from app.db.repositories import adapters, queue_accounts
 from app.db.repositories.jobs import NewEvent, add_event
 from app.db.session import Database
 from app.db.tables import Adapter, AdapterVersion, Blob, Job, db_now
@@ -50,6 +51,7 @@ def finish_succeeded(
         fence(session, lease)
         blob = None if staged is None else seal(session, lease.tenant_id, staged)
         end(session, lease, "succeeded", result=result.model_dump())
+        charge_tokens(session, lease, result.trained_tokens)
         if version is None or blob is None:
             rolled_back = NewEvent(f"Nothing published, rolled back: {result.rollback_reason}", "warn")
             add_event(session, lease.tenant_id, lease.job_id, rolled_back)
@@ -96,6 +98,8 @@ def give_back(db: Database, lease: Lease) -> None:
         )
         if cancelled:
             drop_leftovers(session, lease.tenant_id, lease.job_id)
+        else:
+            queue_accounts.join(session, lease.tenant_id, session.get_one(Job, lease.job_id).base_model)
         message = "Job cancelled" if cancelled else "Its worker shuts down: back in the queue"
         add_event(session, lease.tenant_id, lease.job_id, NewEvent(message))
 

@@ -7,6 +7,7 @@ from sqlalchemy import select
 from app.contracts.training import StepMetrics
 from app.core.ids import new_id
 from app.db.blobs import write_blob
+from app.db.queue.accounts import charge_tokens
 from app.db.queue.lease import Lease, fence
 from app.db.repositories.jobs import NewEvent, add_event
 from app.db.session import Database
@@ -14,9 +15,11 @@ from app.db.tables import JobCheckpoint
 
 
 def record_progress(db: Database, lease: Lease, metrics: StepMetrics | None, events: Sequence[NewEvent] = ()) -> None:
-    """Store the newest metrics, if any, and append events. Raises StaleLeaseError."""
+    """Store the newest metrics, if any, with their tokens charged, and append events. Raises StaleLeaseError."""
     with db.write() as session:
         fence(session, lease, **({} if metrics is None else {"progress": metrics.model_dump()}))
+        if metrics is not None:
+            charge_tokens(session, lease, metrics.tokens)
         for event in events:
             add_event(session, lease.tenant_id, lease.job_id, event)
 

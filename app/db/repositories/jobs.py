@@ -8,8 +8,9 @@ from sqlalchemy import case, func, null, select, update
 from sqlalchemy.orm import Session
 
 from app.contracts.merge import MergeConfig
-from app.contracts.training import JobConfig, JobKind, JobStatus
+from app.contracts.training import PRIORITIES, JobConfig, JobKind, JobStatus, Priority
 from app.core.ids import new_id
+from app.db.repositories import queue_accounts
 from app.db.repositories.paging import Order, fetch_page
 from app.db.tables import Job, JobCheckpoint, JobEvent, db_now
 
@@ -46,12 +47,14 @@ def create(
     request: Mapping[str, object],
     trainable_parameters: int,
     optimizer_bytes: int,
+    priority: Priority = "normal",
 ) -> Job:
     """Queue a job with its first event. The ids it names must be the tenant's own, looked up in this transaction."""
     job = Job(
         id=new_id("ftjob"),
         tenant_id=tenant_id,
         kind=kind,
+        priority=PRIORITIES.index(priority),
         model=model,
         base_model=base_model,
         adapter_name=adapter_name,
@@ -70,6 +73,7 @@ def create(
     )
     session.add(job)
     session.flush()
+    queue_accounts.join(session, tenant_id, base_model)
     add_event(session, tenant_id, job.id, NewEvent("Job created and queued"))
     session.refresh(job)
     return job

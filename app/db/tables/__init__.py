@@ -4,6 +4,7 @@ from app.db.tables.adapters import Adapter, AdapterVersion
 from app.db.tables.base import Base, db_now
 from app.db.tables.files import Blob, BlobChunk, File
 from app.db.tables.jobs import IdempotencyKey, Job, JobCheckpoint, JobEvent, JobSnapshot
+from app.db.tables.queue import QueueAccount
 from app.db.tables.tenants import ApiKey, Tenant
 from app.db.tables.workers import BaseModelRow, WorkerRow
 
@@ -21,6 +22,7 @@ __all__ = [
     "JobCheckpoint",
     "JobEvent",
     "JobSnapshot",
+    "QueueAccount",
     "Tenant",
     "WorkerRow",
     "db_now",

@@ -12,13 +12,15 @@ class Job(Base):
     __tablename__ = "jobs"
     __table_args__ = (
         Index("ix_jobs_tenant_id_id", "tenant_id", "id"),
-        Index("ix_jobs_status_base_model", "status", "base_model"),
+        Index("ix_jobs_queue", "status", "base_model", "tenant_id", "priority", "id"),
     )
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
     tenant_id: Mapped[str] = mapped_column(ForeignKey("tenants.id"))
     kind: Mapped[str] = mapped_column(String(16))
     status: Mapped[str] = mapped_column(String(16), server_default="queued")
+    priority: Mapped[int] = mapped_column(Integer, server_default="1")
+    """Of its tenant's jobs the lowest number comes first, then the oldest job; an index of PRIORITIES."""
     model: Mapped[str] = mapped_column(String(255))
     """The model name as the client gave it."""
     base_model: Mapped[str] = mapped_column(String(96))
@@ -47,6 +49,8 @@ class Job(Base):
     lease_token: Mapped[int] = mapped_column(Integer, server_default="0")
     lease_owner: Mapped[str | None] = mapped_column(String(64))
     lease_expires_at: Mapped[float | None] = mapped_column(Float(53))
+    trained_tokens: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    """Reported so far; never falls, so that tokens trained again after a lost worker count once."""
     progress: Mapped[dict[str, object] | None]
     """The last StepMetrics."""
     result: Mapped[dict[str, object] | None]

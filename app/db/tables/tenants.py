@@ -14,8 +14,8 @@ class Tenant(Base):
     id: Mapped[str] = mapped_column(String(40), primary_key=True)
     name: Mapped[str] = mapped_column(String(64), unique=True)
     created_at: Mapped[float] = mapped_column(Float(53), server_default=db_now())
-    last_claimed_at: Mapped[float] = mapped_column(Float(53), server_default="0")
-    """When a worker last took one of its jobs; the queue serves the tenant that waited longest."""
+    weight: Mapped[float] = mapped_column(Float(53), server_default="1")
+    """Its share of the workers relative to other tenants."""
 
 
 class ApiKey(Base):

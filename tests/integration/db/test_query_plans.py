@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from sqlalchemy import Select, select, text
 from sqlalchemy.dialects import postgresql
 
-from app.db.queue.claim import next_job
+from app.db.queue.claim import lost_job, next_job
+from app.db.queue.line import front
 from app.db.repositories import tenants
 from app.db.session import Database
 from app.db.tables import ApiKey, Job, JobEvent
@@ -31,19 +33,26 @@ INSERT INTO api_keys (id, tenant_id, name, hint, sha256)
 SELECT 'key-' || n, id, 'ci', 'tml-', md5(n::text) || md5((n + 1)::text) FROM tenants, generate_series(1, 5000) AS n
 """
 
+ACCOUNTS = """
+WITH made AS (INSERT INTO tenants (id, name) SELECT 'tnt-' || n, 'tenant-' || n FROM generate_series(1, 2000) AS n
+              RETURNING id)
+INSERT INTO queue_accounts (base_model, tenant_id, state, had, in_line_since, arrivals)
+SELECT 'smol', id, CASE WHEN right(id, 1) = '7' THEN 'in_line' ELSE 'away' END, length(id), 0, 1 FROM made
+"""
+
 
 @pytest.fixture
 def filled(postgres_url: str) -> Iterator[Database]:
     database = Database(postgres_url)
     with database.write() as session:
         rows.add_job(session, tenants.create(session, "acme").id)
-        for statement in (COPIES, EVENTS, KEYS, "ANALYZE"):
+        for statement in (COPIES, EVENTS, KEYS, ACCOUNTS, "ANALYZE"):
             session.execute(text(statement.replace("::", "\\:\\:")))
     yield database
     database.dispose()
 
 
-def indexes_used(database: Database, query: Select[tuple[Job]]) -> set[str]:
+def indexes_used(database: Database, query: Select[Any]) -> set[str]:
     sql = str(query.compile(dialect=postgresql.dialect(), compile_kwargs={"literal_binds": True}))
     with database.write() as session:
         plan = session.execute(text(f"EXPLAIN (FORMAT JSON) {sql}".replace(":", "\\:"))).scalar_one()
@@ -57,8 +66,12 @@ def indexes_used(database: Database, query: Select[tuple[Job]]) -> set[str]:
     return used - {None}
 
 
-def test_claiming_uses_the_index_on_status_and_base_model(filled: Database) -> None:
-    assert indexes_used(filled, next_job(rows.BASE)) == {"ix_jobs_status_base_model"}
+def test_claiming_reads_the_queue_by_its_index(filled: Database) -> None:
+    with filled.read() as session:
+        owner = tenants.list(session)[0].id
+    assert indexes_used(filled, next_job(rows.BASE, owner)) == {"ix_jobs_queue"}
+    assert indexes_used(filled, lost_job(rows.BASE)) == {"ix_jobs_queue"}
+    assert indexes_used(filled, front(rows.BASE, [])) == {"ix_jobs_queue", "ix_queue_accounts_line"}
 
 
 def test_the_events_of_a_job_come_from_their_index(filled: Database) -> None:

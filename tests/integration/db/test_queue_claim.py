@@ -4,13 +4,13 @@ import threading
 from collections import Counter
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select
 
 from app.db import queue
 from app.db.blobs import write_blob
 from app.db.repositories import jobs, tenants
 from app.db.session import Database
-from app.db.tables import Job, JobSnapshot, Tenant, db_now
+from app.db.tables import Job, JobSnapshot
 from tests.integration.db import rows
 
 
@@ -41,17 +41,6 @@ def test_eight_workers_take_each_job_once_and_tenants_in_turn(database: Database
     assert len(workers) > 1
     for turn in range(10):
         assert Counter(in_order[20 * turn : 20 * turn + 20]) == Counter(owners)
-
-
-def test_tenants_take_turns_also_when_the_clock_stands_still(
-    database: Database, tenant: str, other_tenant: str
-) -> None:
-    with database.write() as session:
-        for owner in [tenant] * 3 + [other_tenant] * 3:
-            rows.add_job(session, owner)
-        session.execute(update(Tenant).values(last_claimed_at=db_now() + 1000))  # the clock was set back since
-    order = [rows.claim_one(database).lease.tenant_id for _ in range(6)]
-    assert order == [tenant, other_tenant] * 3
 
 
 def test_a_claim_brings_what_the_worker_needs(database: Database, tenant: str) -> None:

@@ -100,7 +100,7 @@ def test_content_that_is_there_already_is_kept_once(database: Database, tenant: 
 
 def test_a_half_stored_output_is_found_by_nobody_and_goes_with_the_job(database: Database, tenant: str) -> None:
     add_merge(database, tenant)
-    before = rows.dump(database, "jobs", "job_events", "tenants")
+    before = rows.dump(database, "jobs", "job_events", "queue_accounts")
     claimed = claim(database)
     store(database, claimed)
     with database.write() as session:
@@ -108,7 +108,7 @@ def test_a_half_stored_output_is_found_by_nobody_and_goes_with_the_job(database:
         assert own.bytes == len(CONTENT)
         session.delete(own)
     queue.finish_failed(database, claimed.lease, {"code": "x", "message": "y", "param": None})
-    assert rows.dump(database, "jobs", "job_events", "tenants") == before
+    assert rows.dump(database, "jobs", "job_events", "queue_accounts") == before
 
 
 @pytest.mark.parametrize("end", ["cancelled while queued", "taken over"])
