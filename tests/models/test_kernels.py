@@ -3,12 +3,12 @@
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, rms_norm, silu
+from torch.nn.functional import cross_entropy, pad, rms_norm, silu
 
 from workers.kernels import rms_norm as norm
 from workers.kernels.causal_attention import causal_attention, fused_attention
 from workers.kernels.linear_cross_entropy import CHUNK_ROWS, linear_cross_entropy
-from workers.kernels.lora_linear import frozen_linear, lora_linear
+from workers.kernels.lora_linear import Term, frozen_linear, lora_linear, lora_terms
 from workers.kernels.packed_weight import can_pack, pack_weight
 from workers.kernels.swiglu import swiglu
 from workers.models.config import plain_rope
@@ -75,12 +75,30 @@ def test_rotation_in_place_equals_the_other() -> None:
     assert x.equal(expected)
 
 
-def test_lora_linear_with_foreign_columns() -> None:
-    x, weight, a, b = _leaves((6, 5), (7, 5), (4, 5), (7, 4))
-    foreign = torch.tensor([[False, False, True, True]] * 3 + [[True, True, False, True]] * 3)
-    expected = x @ weight.T + (x @ a.T).masked_fill(foreign, 0) @ b.T
-    ours = lora_linear(x, weight, None, a_RK=a, b_NR=b, foreign_TR=foreign)
-    _assert_same(ours, expected, [x, weight, a, b])
+def test_lora_linear_adds_each_term_to_its_rows_and_outputs_alone() -> None:
+    x, a, b, other_a, other_b = _leaves((6, 5), (2, 5), (7, 2), (3, 5), (4, 3))
+    weight = torch.randn(7, 5, dtype=torch.float64)
+    terms = [Term(slice(0, 2), slice(0, 7), a, b, 1.5), Term(slice(3, 6), slice(2, 6), other_a, other_b, 0.5)]
+
+    def added() -> Tensor:
+        first, last = 1.5 * (x[:2] @ a.T) @ b.T, pad(0.5 * (x[3:] @ other_a.T) @ other_b.T, (2, 1))
+        return torch.cat([first, torch.zeros(1, 7, dtype=torch.float64), last])
+
+    _assert_same(lora_linear(x, weight, None, terms), x @ weight.T + added(), [x, a, b, other_a, other_b])
+    _assert_same(lora_terms(x, 7, terms), added(), [x, a, b, other_a, other_b])
+
+
+def test_a_term_that_is_not_finite_stays_in_its_rows() -> None:
+    x, a, b = _leaves((4, 5), (2, 5), (7, 2))
+    weight, loud = torch.randn(7, 5, dtype=torch.float64), torch.full((2, 5), torch.inf, dtype=torch.float64)
+    terms = [Term(slice(0, 2), slice(0, 7), a, b, 1.0), Term(slice(2, 4), slice(0, 7), loud, b.detach(), 1.0)]
+    y = lora_linear(x, weight, None, terms)
+    assert not y[2:].isfinite().any()
+    y.sum().backward()
+    assert x.grad is not None
+    assert x.grad[:2].isfinite().all()
+    assert not x.grad[2:].isfinite().all()
+    assert all(leaf.grad is not None and leaf.grad.isfinite().all() for leaf in (a, b))
 
 
 @pytest.mark.skipif(not can_pack(torch.zeros(2, 2, dtype=torch.bfloat16)), reason="this CPU has no bfloat16 products")
@@ -88,5 +106,6 @@ def test_packed_weights_give_the_plain_products() -> None:
     x, weight, a, b = _leaves((9, 64), (48, 64), (4, 64), (48, 4), dtype=torch.bfloat16)
     packed = pack_weight(weight)
     _assert_same(frozen_linear(x, weight.detach(), packed), frozen_linear(x, weight.detach(), None), [x], 0.26)
-    ours = lora_linear(x, weight.detach(), packed, a_RK=a, b_NR=b, foreign_TR=None)
-    _assert_same(ours, lora_linear(x, weight.detach(), None, a_RK=a, b_NR=b, foreign_TR=None), [x, a, b], 0.26)
+    terms = [Term(slice(0, 9), slice(0, 48), a, b, 1.0)]
+    ours = lora_linear(x, weight.detach(), packed, terms)
+    _assert_same(ours, lora_linear(x, weight.detach(), None, terms), [x, a, b], 0.26)

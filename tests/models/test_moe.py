@@ -10,7 +10,7 @@ from torch.nn.functional import silu
 from tests.models.exactness import assert_every_target, assert_every_weight, float64_model
 from workers.kernels.moe import best_gates, mix_experts
 from workers.models.config import MlpSpec, ModelConfig, MoeSpec, SublayerSpec
-from workers.models.layers.context import BatchContext, Route
+from workers.models.layers.context import make_context
 
 Gates = Literal["selected", "all"]
 STACKED = ("experts.input.weight",), "experts.output.weight"
@@ -68,7 +68,7 @@ def test_against_all_experts_for_all_rows(gates: Gates, names: tuple[tuple[str, 
     model = float64_model(_config(gates, names, None, layers=1))
     tensors = {n.removeprefix("layers.0.moe."): w.base for n, w in model.weights().items()}
     x_TD = torch.randn(rows, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    got = model.sublayers()[0].mixer.forward(x_TD, BatchContext([rows], None, Route((), None), -1), None)
+    got = model.sublayers()[0].mixer.forward(x_TD, make_context([-1], [rows], None, dense=(), places=None), None)
     assert torch.allclose(got, _in_full(x_TD, tensors, gates, names), atol=1e-12)
 
 

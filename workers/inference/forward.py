@@ -42,7 +42,10 @@ class Piece:
 
 
 def next_pieces(generations: Iterable[Generation], prefill_tokens: int) -> list[Piece]:
-    """Return the next piece of every sequence; prompts share `prefill_tokens`, first come first served."""
+    """Return the next piece of every sequence; prompts share `prefill_tokens`, first come first served.
+
+    Those of a slot are neighbours, so that its rows are multiplied together.
+    """
     pieces: list[Piece] = []
     for generation in generations:
         prompt = generation.request.prompt_token_ids
@@ -56,7 +59,7 @@ def next_pieces(generations: Iterable[Generation], prefill_tokens: int) -> list[
             chunk = prompt[start : start + prefill_tokens]
             prefill_tokens -= len(chunk)
             pieces.append(Piece(generation, None, generation.cache, chunk, start))
-    return pieces
+    return sorted(pieces, key=lambda piece: piece.generation.slot)
 
 
 def run_pieces(model: LanguageModel, pieces: Sequence[Piece]) -> list[Tensor]:

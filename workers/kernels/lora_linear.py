@@ -1,12 +1,14 @@
-"""A linear map with low-rank terms added to it: y = x Wᵀ + mask(x Aᵀ) Bᵀ, with its own backward.
+"""A frozen linear map with low-rank terms on some of its rows and outputs: y = x Wᵀ + s · (x Aᵀ) Bᵀ, with backward.
 
-Knows tensors only; which adapter a row belongs to arrives as a mask. The backward keeps x and the R columns of x Aᵀ,
-and computes a gradient for the weight only where one is asked for. (LoRA: Hu et al. 2021, arXiv:2106.09685.)
+Knows tensors only. Every term comes with the rows that it is for and the outputs that it adds to, and touches no
+others: one product with W serves the rows of all adapters, and a value that is not finite stays in its own rows. The
+backward keeps x and each term's x Aᵀ. (LoRA: Hu et al. 2021, arXiv:2106.09685.)
 
-Legend: T rows, K inputs, N outputs, R ranks of all low-rank terms side by side.
+Legend: T rows, S rows of a term, K inputs, N outputs, M outputs of a term, R rank.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,45 +36,68 @@ class _FrozenLinear(Function):
         return grads[0] @ weight_NK, None, None
 
 
+class Term(NamedTuple):
+    """A low-rank term: which rows it is for, and which outputs it adds scale · (x Aᵀ) Bᵀ to."""
+
+    rows: slice
+    outputs: slice
+    a_RK: Tensor
+    b_MR: Tensor
+    scale: float
+
+
+class _Place(NamedTuple):
+    """A term without its tensors."""
+
+    rows: slice
+    outputs: slice
+    scale: float
+
+
 class _LoRALinear(Function):
+    """Without a weight there are the terms alone."""
+
     @staticmethod
     def forward(  # noqa: PLR0917 (autograd passes by position)
         ctx: Any,
         x_TK: Tensor,
-        weight_NK: Tensor,
+        weight_NK: Tensor | None,
         packed: Tensor | None,
-        a_RK: Tensor,
-        b_NR: Tensor,
-        foreign_TR: Tensor | None,
+        outputs: int,
+        places: Sequence[_Place],
+        *factors: Tensor,
     ) -> Tensor:
-        h_TR = low_rank_rows(x_TK, a_RK, foreign_TR)
-        ctx.save_for_backward(x_TK, weight_NK, a_RK, b_NR, h_TR, foreign_TR)
-        return _product(x_TK, weight_NK, packed).addmm_(h_TR, b_NR.T)
+        y_TN = x_TK.new_zeros(len(x_TK), outputs) if weight_NK is None else _product(x_TK, weight_NK, packed)
+        kept = []
+        for place, a_RK, b_MR in zip(places, factors[::2], factors[1::2], strict=True):
+            narrow_a_RK, narrow_b_MR = a_RK.to(x_TK.dtype), b_MR.to(x_TK.dtype)
+            h_SR = linear(x_TK[place.rows], narrow_a_RK)
+            y_TN[place.rows, place.outputs].addmm_(h_SR, narrow_b_MR.T, alpha=place.scale)
+            kept += [narrow_a_RK, narrow_b_MR, h_SR]
+        ctx.save_for_backward(x_TK, weight_NK, *kept)
+        ctx.places = places
+        return y_TN
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (gy_TN,) = grads
-        x_TK, weight_NK, a_RK, b_NR, h_TR, foreign_TR = ctx.saved_tensors
-        need_x, need_weight, _, need_a, need_b, _ = ctx.needs_input_grad
-        gx_TK = gw_NK = ga_RK = gb_NR = None
-        gh_TR = gy_TN @ b_NR
-        if foreign_TR is not None:
-            gh_TR.masked_fill_(foreign_TR, 0)
-        if need_x:
-            gx_TK = (gy_TN @ weight_NK).addmm_(gh_TR, a_RK)
-        if need_weight:
-            gw_NK = gy_TN.T @ x_TK
-        if need_a:
-            ga_RK = gh_TR.T @ x_TK
-        if need_b:
-            gb_NR = gy_TN.T @ h_TR
-        return gx_TK, gw_NK, None, ga_RK, gb_NR, None
-
-
-def low_rank_rows(x_TK: Tensor, a_RK: Tensor, foreign_TR: Tensor | None) -> Tensor:
-    """Return x Aᵀ with the columns that are foreign to a row set to zero, whatever was in them."""
-    h_TR = linear(x_TK, a_RK)
-    return h_TR if foreign_TR is None else h_TR.masked_fill_(foreign_TR, 0)
+        x_TK, weight_NK, *kept = ctx.saved_tensors
+        gx_TK = None
+        if ctx.needs_input_grad[0]:
+            gx_TK = torch.zeros_like(x_TK) if weight_NK is None else gy_TN @ weight_NK
+        wanted = ctx.needs_input_grad[5:]
+        factor_grads: list[Tensor | None] = []
+        for i, place in enumerate(ctx.places):
+            a_RK, b_MR, h_SR = kept[3 * i : 3 * i + 3]
+            gy_SM = gy_TN[place.rows, place.outputs]
+            gh_SR = (gy_SM @ b_MR).mul_(place.scale)
+            if gx_TK is not None:
+                gx_TK[place.rows].addmm_(gh_SR, a_RK)
+            factor_grads += [
+                gh_SR.T @ x_TK[place.rows] if wanted[2 * i] else None,
+                (gy_SM.T @ h_SR).mul_(place.scale) if wanted[2 * i + 1] else None,
+            ]
+        return gx_TK, None, None, None, None, *factor_grads
 
 
 def frozen_linear(x_TK: Tensor, weight_NK: Tensor, packed: Tensor | None) -> Tensor:
@@ -85,19 +110,23 @@ def frozen_linear(x_TK: Tensor, weight_NK: Tensor, packed: Tensor | None) -> Ten
     return packed_linear(x_TK, packed)
 
 
-def add_low_rank_row(y_1N: Tensor, x_1K: Tensor, at_KR: Tensor, bt_RN: Tensor) -> Tensor:
-    """Add x Aᵀ Bᵀ of a single row to y in place, in the factors' wider dtype. No autograd.
+def lora_linear(x_TK: Tensor, weight_NK: Tensor, packed: Tensor | None, terms: Sequence[Term]) -> Tensor:
+    """Return x Wᵀ plus the terms [T, N]; gradients go to x and to the factors, none to the frozen weight.
 
-    At one row the CPU multiplies small float32 matrices several times faster than bfloat16 ones.
+    Factors may be of a wider dtype than x; they are multiplied in that of x.
     """
-    return y_1N.add_(torch.mm(torch.mm(x_1K.to(at_KR.dtype), at_KR), bt_RN))
+    return _apply(x_TK, weight_NK, packed, len(weight_NK), terms)
 
 
-def lora_linear(
-    x_TK: Tensor, weight_NK: Tensor, packed: Tensor | None, *, a_RK: Tensor, b_NR: Tensor, foreign_TR: Tensor | None
+def lora_terms(x_TK: Tensor, outputs: int, terms: Sequence[Term]) -> Tensor:
+    """Return the terms alone [T, N] for N `outputs`, zero where there is none; gradients as in `lora_linear`."""
+    return _apply(x_TK, None, None, outputs, terms)
+
+
+def _apply(
+    x_TK: Tensor, weight_NK: Tensor | None, packed: Tensor | None, outputs: int, terms: Sequence[Term]
 ) -> Tensor:
-    """Return x Wᵀ + mask(x Aᵀ) Bᵀ [T, N]. `b_NR` carries the scale; `foreign_TR` marks what a row must not see."""
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (x_TK, weight_NK, a_RK, b_NR)):
-        result: Tensor = _LoRALinear.apply(x_TK, weight_NK, packed, a_RK, b_NR, foreign_TR)  # type: ignore[no-untyped-call]
-        return result
-    return _product(x_TK, weight_NK, packed).addmm_(low_rank_rows(x_TK, a_RK, foreign_TR), b_NR.T)
+    places = [_Place(term.rows, term.outputs, term.scale) for term in terms]
+    factors = [factor for term in terms for factor in (term.a_RK, term.b_MR)]
+    result: Tensor = _LoRALinear.apply(x_TK, weight_NK, packed, outputs, places, *factors)  # type: ignore[no-untyped-call]
+    return result

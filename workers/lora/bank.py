@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from workers.lora.adapter import AdapterWeights
 from workers.models.language_model import LanguageModel
-from workers.models.layers.linear import LowRank
+from workers.models.layers.factor_stack import LowRank
 from workers.models.weight import Weight
 
 
@@ -69,6 +69,7 @@ class AdapterBank:
             self._model.dense_slots.add(slot)
         if trainable:
             self._trained[slot] = _Slot(adapter, parameters)
+            self._model.places.trained.add(slot)
 
     def served_bytes(self, adapter: AdapterWeights) -> int:
         """Return how many bytes an adapter takes in a slot that serves it."""
@@ -82,6 +83,7 @@ class AdapterBank:
         """Empty a slot."""
         self._trained.pop(slot, None)
         self._model.dense_slots.discard(slot)
+        self._model.places.trained.discard(slot)
         for module in self._modules.values():
             module.detach(slot)
         for weight in self._weights.values():

@@ -46,16 +46,3 @@ def pack(
         cu_seqlens=list(accumulate((len(s) for s in sequences), initial=0)),
         slots=list(slots),
     )
-
-
-def part_of(batch: PackedBatch, sequences: Sequence[int]) -> tuple[PackedBatch, Tensor]:
-    """Return these sequences (ascending numbers) as a batch of their own, and the rows they had in `batch`."""
-    spans = [range(batch.cu_seqlens[s], batch.cu_seqlens[s + 1]) for s in sequences]
-    rows_T = torch.tensor([row for span in spans for row in span], device=batch.token_ids_T.device)
-    part = PackedBatch(
-        token_ids_T=batch.token_ids_T[rows_T],
-        positions_T=batch.positions_T[rows_T],
-        cu_seqlens=list(accumulate((len(span) for span in spans), initial=0)),
-        slots=[batch.slots[s] for s in sequences],
-    )
-    return part, rows_T

@@ -6,7 +6,6 @@ Legend: T rows, D width, V vocabulary.
 """
 
 from collections.abc import Sequence
-from itertools import groupby
 from typing import cast
 
 import torch
@@ -14,12 +13,13 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from workers.kernels.rms_norm import rms_norm
-from workers.models.batch import PackedBatch, part_of
+from workers.models.batch import PackedBatch
 from workers.models.cache import SequenceCache
 from workers.models.config import LayerSpec, ModelConfig
-from workers.models.layers.context import BatchContext, make_route
+from workers.models.layers.context import BatchContext, make_context
 from workers.models.layers.linear import AdaptedLinear
 from workers.models.layers.mixer import Mixer
+from workers.models.layers.places import Places
 from workers.models.layers.registry import build_mixer
 from workers.models.layers.rope import rotation_of
 from workers.models.layers.vocabulary import Vocabulary
@@ -38,7 +38,8 @@ class Sublayer:
 class LanguageModel:
     """Embedding, layers, final norm and head. Weights are uninitialised until they are loaded.
 
-    `dense_slots` are the slots that have dense tensors of their own; who gives them some says so there.
+    `dense_slots` are the slots that have dense tensors of their own, `places.trained` those whose factors change in
+    place; who fills slots says so there.
     """
 
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:
@@ -50,6 +51,7 @@ class LanguageModel:
             self.layers.append(self._build(layer, sum(map(len, self.layers))))
         self.final_norm = None if config.final_norm is None else self._norm(config.final_norm)
         self.dense_slots: set[int] = set()
+        self.places = Places(device)
 
     def _build(self, layer: LayerSpec, first: int) -> list[Sublayer]:
         width = self.config.hidden_size
@@ -106,34 +108,26 @@ class LanguageModel:
         """
         if caches is not None:
             _check_caches(caches, batch.lengths)
-        dense = [slot if slot in self.dense_slots else -1 for slot in batch.slots]
-        if len(set(dense)) == 1:
-            return self._hidden(batch, dense[0], caches, recompute)
-        # A forward computes with the dense tensors of one slot; sequences with others go apart.
-        parts, rows = [], []
-        for slot in sorted(set(dense)):
-            sequences = [s for s, whose in enumerate(dense) if whose == slot]
-            part, rows_T = part_of(batch, sequences)
-            theirs = None if caches is None else [caches[s] for s in sequences]
-            parts.append(self._hidden(part, slot, theirs, recompute))
-            rows.append(rows_T)
-        return torch.cat(parts)[torch.cat(rows).argsort()]
+        x_TD, context = self.start(batch)
+        for number, layer in enumerate(self.layers):
+            if recompute and caches is None:
+                again = checkpoint(self.layer, number, x_TD, context, use_reentrant=False, preserve_rng_state=False)
+                x_TD = cast(Tensor, again)
+            else:
+                x_TD = self._layer(layer, x_TD, context, caches)
+        for cache, length in zip(caches or (), batch.lengths, strict=caches is not None):
+            cache.length += length
+        return self.finish(x_TD, context)
 
     def start(self, batch: PackedBatch) -> tuple[Tensor, BatchContext]:
         """Return the residual stream before the first layer [T, D], and what every layer needs of the batch.
 
-        With `layer` and `finish` this is `hidden` in pieces, for a caller that goes layer by layer. Raises ValueError
-        for a batch that `hidden` would have to split.
+        With `layer` and `finish` this is `hidden` in pieces, for a caller that goes layer by layer.
         """
-        dense = {slot if slot in self.dense_slots else -1 for slot in batch.slots}
-        if len(dense) > 1:
-            raise ValueError("sequences that compute with other dense tensors need a batch of their own")
-        return self._start(batch, dense.pop())
-
-    def _start(self, batch: PackedBatch, slot: int) -> tuple[Tensor, BatchContext]:
         lengths, rope = batch.lengths, self.config.rope
         rotation = None if rope is None else rotation_of(batch.positions_T, rope.inverse_frequencies, self.dtype)
-        context = BatchContext(lengths, rotation, make_route(batch.slots, lengths, self.device), slot)
+        places = None if torch.is_grad_enabled() else self.places
+        context = make_context(batch.slots, lengths, rotation, dense=self.dense_slots, places=places)
         x_TD = self.vocabulary.lookup(batch.token_ids_T, context)
         if self.config.wide_residual:
             x_TD = x_TD.to(torch.promote_types(self.dtype, torch.float32))
@@ -147,21 +141,7 @@ class LanguageModel:
 
     def finish(self, x_TD: Tensor, context: BatchContext) -> Tensor:
         """Return the final normed hidden states [T, D] of the residual stream after the last layer."""
-        return x_TD.to(self.dtype) if self.final_norm is None else self._normed(x_TD, self.final_norm, context.slot)
-
-    def _hidden(self, batch: PackedBatch, slot: int, caches: Sequence[SequenceCache] | None, recompute: bool) -> Tensor:
-        x_TD, context = self._start(batch, slot)
-        for layer in self.layers:
-            if recompute and caches is None:
-                again = checkpoint(
-                    self._layer, layer, x_TD, context, None, use_reentrant=False, preserve_rng_state=False
-                )
-                x_TD = cast(Tensor, again)
-            else:
-                x_TD = self._layer(layer, x_TD, context, caches)
-        for cache, length in zip(caches or (), batch.lengths, strict=caches is not None):
-            cache.length += length
-        return self.finish(x_TD, context)
+        return x_TD.to(self.dtype) if self.final_norm is None else self._normed(x_TD, self.final_norm, context)
 
     def _layer(
         self, layer: list[Sublayer], x_TD: Tensor, context: BatchContext, caches: Sequence[SequenceCache] | None
@@ -169,16 +149,19 @@ class LanguageModel:
         multiplier = self.config.residual_multiplier
         for sublayer in layer:
             states = None if caches is None else [cache.states[sublayer.number] for cache in caches]
-            normed_TD = self._normed(x_TD, sublayer.norm, context.slot)
+            normed_TD = self._normed(x_TD, sublayer.norm, context)
             added_TD = sublayer.mixer.forward(normed_TD, context, states)
             x_TD = x_TD + (added_TD if multiplier == 1 else added_TD * multiplier)
         return x_TD
 
-    def _normed(self, x_TD: Tensor, norm: Weight, slot: int) -> Tensor:
-        weight_D = norm.base if slot < 0 else norm.of(slot)
-        if self.config.wide_residual:
-            return rms_norm(x_TD, weight_D.to(x_TD.dtype), self.config.norm_eps).to(self.dtype)
-        return rms_norm(x_TD, weight_D, self.config.norm_eps)
+    def _normed(self, x_TD: Tensor, norm: Weight, context: BatchContext) -> Tensor:
+        eps, wide = self.config.norm_eps, self.config.wide_residual
+
+        def normed(part_TD: Tensor, slot: int) -> Tensor:
+            result_TD = rms_norm(part_TD, norm.of(slot).to(part_TD.dtype), eps)
+            return result_TD.to(self.dtype) if wide else result_TD
+
+        return context.by_part([norm], x_TD, normed)
 
     def logits(self, hidden_TD: Tensor, slots: Sequence[int] = ()) -> Tensor:
         """Return logits [T, V] in float32 (float64 for a float64 model); `slots` are the rows' (none: the base)."""
@@ -189,14 +172,7 @@ class LanguageModel:
 
         Rows of a slot should be neighbours.
         """
-        if not isinstance(slot, int):
-            parts, start = [], 0
-            for s, group in groupby(slot):
-                n = len(list(group))
-                parts.append(self.vocabulary.nll(hidden_TD[start : start + n], targets_T[start : start + n], s))
-                start += n
-            return torch.cat(parts)
-        return self.vocabulary.nll(hidden_TD, targets_T, slot)
+        return self.vocabulary.nll(hidden_TD, targets_T, [slot] * len(targets_T) if isinstance(slot, int) else slot)
 
 
 def _check_caches(caches: Sequence[SequenceCache], lengths: list[int]) -> None:

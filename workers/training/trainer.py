@@ -207,7 +207,7 @@ class TrainingRun:
 
     def _work(self, windows: Sequence[Window], share: float | None = None) -> Work:
         recompute = self._config.training.activation_checkpointing
-        return Work(self._slot, tuple(windows), share, recompute, alone=self._slot in self._model.dense_slots)
+        return Work(self._slot, tuple(windows), share, recompute)
 
     def _apply(self, plan: StepPlan, rate: float) -> StepOutcome:
         state, optimizer = self.state, self._optimizer

@@ -61,7 +61,7 @@ class Attention:
         rotation = context.rotation if self.rotary else None
         qkv_TXE = self.qkv.project(x_TD, context).view(-1, heads + 2 * groups, self.head_dim)
         if self.norms:
-            qkv_TXE = self._normed(qkv_TXE, context.slot)
+            qkv_TXE = context.by_part(self.norms, qkv_TXE, self._normed)
         if states is None:
             qk_TXE, v_TGE = qkv_TXE.split([heads + groups, groups], dim=1)
             if rotation is not None:

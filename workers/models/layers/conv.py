@@ -45,9 +45,9 @@ class Conv:
 
     def forward(self, x_TD: Tensor, context: BatchContext, states: Sequence[LayerState | None] | None) -> Tensor:
         """Return the convolution [T, D]."""
-        latest_last_DW = self.weight.of(context.slot).flip(1)
         parts = []
-        for run in runs_of(context.lengths, cast("Sequence[RecurrentState] | None", states)):
+        for run in runs_of(context, cast("Sequence[RecurrentState] | None", states), [self.weight]):
+            latest_last_DW = self.weight.of(run.slot).flip(1)
             y_SLD, after_SWD = causal_conv(run.of(x_TD), latest_last_DW, None, run.taps(), activate=False)
             run.keep_taps(after_SWD)
             parts.append(y_SLD)

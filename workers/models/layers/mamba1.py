@@ -64,25 +64,33 @@ class Mamba1:
 
     def forward(self, x_TD: Tensor, context: BatchContext, states: Sequence[LayerState | None] | None) -> Tensor:
         """Return the layer's output [T, D]."""
-        runs = runs_of(context.lengths, cast("Sequence[RecurrentState] | None", states))
+        scanned = [*self.conv.weights(), self.a_log, self.skip]
+        runs = runs_of(context, cast("Sequence[RecurrentState] | None", states), scanned)
         inner_TC, gate_TC = self.in_proj.project(x_TD, context).chunk(2, dim=-1)
-        u_TC = self.conv.forward(inner_TC, runs, context.slot)
+        u_TC = self.conv.forward(inner_TC, runs)
         sizes = [self.spec.dt_rank, self.spec.state, self.spec.state]
-        step_TR, b_TN, c_TN = self._normed(self.x_proj.project(u_TC, context).split(sizes, dim=-1), context.slot)
-        dt_bias_C = self.dt_bias.of(context.slot)
-        delta_TC = softplus(self.dt_proj.project(step_TR, context).to(dt_bias_C.dtype) + dt_bias_C)
-        a_CN, skip_C = -self.a_log.of(context.slot).exp(), self.skip.of(context.slot)
-        y_TC = joined([_scan(run, (u_TC, delta_TC, b_TN, c_TN, gate_TC), a_CN, skip_C) for run in runs])
+        selected_TX = context.by_part(self.norms, self.x_proj.project(u_TC, context), self._normed)
+        step_TR, b_TN, c_TN = selected_TX.split(sizes, dim=-1)
+        delta_TC = context.by_part([self.dt_bias], self.dt_proj.project(step_TR, context), self._delta)
+        rows = (u_TC, delta_TC, b_TN, c_TN, gate_TC)
+        own = {slot: (-self.a_log.of(slot).exp(), self.skip.of(slot)) for slot in {run.slot for run in runs}}
+        y_TC = joined([_scan(run, rows, *own[run.slot]) for run in runs])
         return self.out_proj.project(y_TC, context)
 
-    def _normed(self, parts: Sequence[Tensor], slot: int) -> Sequence[Tensor]:
+    def _delta(self, step_TC: Tensor, slot: int) -> Tensor:
+        dt_bias_C = self.dt_bias.of(slot)
+        return softplus(step_TC.to(dt_bias_C.dtype) + dt_bias_C)
+
+    def _normed(self, selected_TX: Tensor, slot: int) -> Tensor:
+        """Norm step, input and output maps, each by itself."""
         if self.spec.norms == "none":
-            return parts
+            return selected_TX
+        parts = selected_TX.split([self.spec.dt_rank, self.spec.state, self.spec.state], dim=-1)
         if self.spec.norms == "weightless":
             weights = [part.new_ones(part.shape[-1]) for part in parts]
         else:
             weights = [norm.of(slot) for norm in self.norms]
-        return [rms_norm(p, w, self.spec.norm_eps) for p, w in zip(parts, weights, strict=True)]
+        return torch.cat([rms_norm(p, w, self.spec.norm_eps) for p, w in zip(parts, weights, strict=True)], dim=-1)
 
 
 def _scan(run: Run, rows: tuple[Tensor, ...], a_CN: Tensor, skip_C: Tensor) -> Tensor:

@@ -59,23 +59,31 @@ class Mamba2:
 
     def forward(self, x_TD: Tensor, context: BatchContext, states: Sequence[LayerState | None] | None) -> Tensor:
         """Return the layer's output [T, D]."""
-        spec, slot = self.spec, context.slot
-        runs = runs_of(context.lengths, cast("Sequence[RecurrentState] | None", states))
+        spec = self.spec
+        scanned = [*self.conv.weights(), self.a_log, self.skip]
+        runs = runs_of(context, cast("Sequence[RecurrentState] | None", states), scanned)
         sizes = [spec.inner, spec.inner + 2 * self.maps, spec.heads]
         gate_TC, mixed_TX, step_TH = self.in_proj.project(x_TD, context).split(sizes, dim=-1)
-        mixed_TX = self.conv.forward(mixed_TX, runs, slot)
-        u_TC, b_TX, c_TX = mixed_TX.split([spec.inner, self.maps, self.maps], dim=-1)
-        dt_bias_H = self.dt_bias.of(slot)
-        delta_TH = softplus(step_TH.to(dt_bias_H.dtype) + dt_bias_H)
-        low, high = spec.dt_limit
-        if low > 0 or high != float("inf"):
-            delta_TH = delta_TH.clamp(low, high)
+        u_TC, b_TX, c_TX = self.conv.forward(mixed_TX, runs).split([spec.inner, self.maps, self.maps], dim=-1)
         u_THP = u_TC.unflatten(-1, (spec.heads, spec.head_dim))
         b_TGN, c_TGN = (x.unflatten(-1, (spec.groups, spec.state)) for x in (b_TX, c_TX))
-        a_H, skip_H = -self.a_log.of(slot).exp(), self.skip.of(slot)
-        y_THP = joined([_scan(run, (u_THP, delta_TH, b_TGN, c_TGN), a_H, skip_H) for run in runs])
-        y_TC = gated_norm(y_THP.flatten(1), gate_TC, self.norm.of(slot), spec.norm_eps, spec.norm_groups)
-        return self.out_proj.project(y_TC, context)
+        rows = (u_THP, context.by_part([self.dt_bias], step_TH, self._delta), b_TGN, c_TGN)
+        own = {slot: (-self.a_log.of(slot).exp(), self.skip.of(slot)) for slot in {run.slot for run in runs}}
+        y_TC = joined([_scan(run, rows, *own[run.slot]) for run in runs]).flatten(1)
+        return self.out_proj.project(self._normed(y_TC, gate_TC, context), context)
+
+    def _delta(self, step_TH: Tensor, slot: int) -> Tensor:
+        dt_bias_H = self.dt_bias.of(slot)
+        delta_TH = softplus(step_TH.to(dt_bias_H.dtype) + dt_bias_H)
+        low, high = self.spec.dt_limit
+        return delta_TH.clamp(low, high) if low > 0 or high != float("inf") else delta_TH
+
+    def _normed(self, y_TC: Tensor, gate_TC: Tensor, context: BatchContext) -> Tensor:
+        parts = [
+            gated_norm(y_TC[p.rows], gate_TC[p.rows], self.norm.of(p.slot), self.spec.norm_eps, self.spec.norm_groups)
+            for p in context.parts([self.norm])
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _scan(run: Run, rows: tuple[Tensor, ...], a_H: Tensor, skip_H: Tensor) -> Tensor:

@@ -85,13 +85,16 @@ class Moe:
 
     def forward(self, x_TD: Tensor, context: BatchContext, states: Sequence[LayerState | None] | None) -> Tensor:
         """Return the gated experts' outputs plus the shared MLP's [T, D]."""
-        spec, slot = self.spec, context.slot
+        weights = [self.router, *self.gate_up.weights(), *self.down.weights()]
+        y_TD = context.by_part(weights, x_TD, self._routed)
+        return y_TD if self.shared is None else y_TD + self.shared.forward(x_TD, context, states)
+
+    def _routed(self, x_TD: Tensor, slot: int) -> Tensor:
         logits_TE = linear(x_TD, self.router.of(slot))
-        gates_TK, chosen_TK = best_gates(logits_TE, spec.top_k, over_all=spec.gates == "all")
+        gates_TK, chosen_TK = best_gates(logits_TE, self.spec.top_k, over_all=self.spec.gates == "all")
         gate_up, down = self.gate_up.of(slot), self.down.of(slot)
 
         def net(expert: int, rows_RD: Tensor) -> Tensor:
             return linear(swiglu(linear(rows_RD, gate_up[expert])), down[expert])
 
-        y_TD = mix_experts(x_TD, gates_TK, chosen_TK, spec.experts, net)
-        return y_TD if self.shared is None else y_TD + self.shared.forward(x_TD, context, states)
+        return mix_experts(x_TD, gates_TK, chosen_TK, self.spec.experts, net)

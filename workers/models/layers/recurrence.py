@@ -5,13 +5,13 @@ Knows tensors, lengths and states. Legend: T rows, S sequences of a run, L token
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from workers.kernels.causal_conv import causal_conv
+from workers.models.layers.context import BatchContext
 from workers.models.layers.runs import equal_runs
 from workers.models.weight import Weight, new_weight
 
@@ -52,11 +52,15 @@ def _together(rows: Sequence[Row | None]) -> Tensor | None:
 
 @dataclass(frozen=True)
 class Run:
-    """Neighbouring sequences of equal length: their rows, and their states where there are some."""
+    """Neighbouring sequences of equal length: their rows, and their states where there are some.
+
+    `slot` is whose dense tensors they compute with (-1: the base's).
+    """
 
     count: int
     length: int
     rows: slice
+    slot: int
     states: Sequence[RecurrentState] | None
 
     def of(self, x_TC: Tensor) -> Tensor:
@@ -83,15 +87,16 @@ class Run:
             state.scan = Row(last_S, number)
 
 
-def runs_of(lengths: Sequence[int], states: Sequence[RecurrentState] | None) -> list[Run]:
-    """Return the runs of a packed batch; `states` has one entry a sequence."""
-    pairs = equal_runs(lengths)
-    rows = list(accumulate((count * length for count, length in pairs), initial=0))
-    firsts = list(accumulate((count for count, _ in pairs), initial=0))
-    return [
-        Run(count, length, slice(rows[i], rows[i + 1]), states and states[firsts[i] : firsts[i + 1]])
-        for i, (count, length) in enumerate(pairs)
-    ]
+def runs_of(context: BatchContext, states: Sequence[RecurrentState] | None, weights: Sequence[Weight]) -> list[Run]:
+    """Return the runs of a packed batch, each with one slot's `weights`; `states` has one entry a sequence."""
+    runs = []
+    for part in context.parts(weights):
+        first, row = part.sequences.start, part.rows.start
+        for count, length in equal_runs(context.lengths[part.sequences]):
+            rows = slice(row, row + count * length)
+            runs.append(Run(count, length, rows, part.slot, states and states[first : first + count]))
+            first, row = first + count, rows.stop
+    return runs
 
 
 def joined(parts: list[Tensor]) -> Tensor:
@@ -117,11 +122,12 @@ class Convolution:
         """Return the kernel and, if there is one, the bias."""
         return [self.weight] if self.bias is None else [self.weight, self.bias]
 
-    def forward(self, x_TC: Tensor, runs: list[Run], slot: int) -> Tensor:
+    def forward(self, x_TC: Tensor, runs: list[Run]) -> Tensor:
         """Return silu(conv(x)) [T, C], continuing each sequence's state and updating it."""
-        weight_CW, bias_C = self.weight.of(slot).squeeze(1), None if self.bias is None else self.bias.of(slot)
         parts = []
         for run in runs:
+            weight_CW = self.weight.of(run.slot).squeeze(1)
+            bias_C = None if self.bias is None else self.bias.of(run.slot)
             y_SLC, after_SWC = causal_conv(run.of(x_TC), weight_CW, bias_C, run.taps(), activate=True)
             run.keep_taps(after_SWC)
             parts.append(y_SLC)

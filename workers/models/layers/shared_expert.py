@@ -53,10 +53,13 @@ class SharedExpert:
     def forward(self, x_TD: Tensor, context: BatchContext, states: Sequence[LayerState | None] | None) -> Tensor:  # noqa: ARG002
         """Return the shared net's output plus the gated ones of the selected experts [T, D]."""
         shared_TD = self.down.project(relu(self.up.project(x_TD, context)), context)
-        gates_TK, chosen_TK = best_gates(linear(x_TD, self.router.of(context.slot)), self.top_k, over_all=False)
-        w1, b1, w2, b2 = (self.experts[name].of(context.slot).unbind() for name in ("w1", "b1", "w2", "b2"))
+        return shared_TD + context.by_part(self.weights(), x_TD, self._routed)
+
+    def _routed(self, x_TD: Tensor, slot: int) -> Tensor:
+        gates_TK, chosen_TK = best_gates(linear(x_TD, self.router.of(slot)), self.top_k, over_all=False)
+        w1, b1, w2, b2 = (self.experts[name].of(slot).unbind() for name in ("w1", "b1", "w2", "b2"))
 
         def net(expert: int, rows_RD: Tensor) -> Tensor:
             return linear(relu(linear(rows_RD, w1[expert], b1[expert])), w2[expert], b2[expert])
 
-        return shared_TD + mix_experts(x_TD, gates_TK, chosen_TK, len(w1), net)
+        return mix_experts(x_TD, gates_TK, chosen_TK, len(w1), net)

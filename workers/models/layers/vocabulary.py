@@ -7,6 +7,7 @@ Legend: T rows, D width, V vocabulary, R rank.
 """
 
 from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -17,7 +18,8 @@ from workers.kernels.lora_linear import frozen_linear
 from workers.kernels.packed_weight import can_pack, pack_weight
 from workers.models.config import ModelConfig
 from workers.models.layers.context import BatchContext
-from workers.models.layers.linear import LowRank, check_term
+from workers.models.layers.factor_stack import LowRank
+from workers.models.layers.linear import check_term
 from workers.models.weight import Weight, new_weight
 
 
@@ -55,16 +57,17 @@ class Vocabulary:
 
     def lookup(self, token_ids_T: Tensor, context: BatchContext) -> Tensor:
         """Return the rows of the tokens [T, D]."""
-        x_TD = embedding(token_ids_T, self.weight.of(context.slot))
-        for slot in context.route.slots:
-            if slot not in self.delta:
-                continue
-            term, slot_T = self.delta[slot], context.route.slot_T
-            low_TR = embedding(token_ids_T, term.b_NR)
-            if slot_T is not None:
-                low_TR = low_TR.masked_fill((slot_T != slot)[:, None], 0)
-            x_TD = x_TD + (low_TR @ term.a_RK * term.scale).to(x_TD.dtype)
+        x_TD = context.by_part([self.weight], token_ids_T, lambda ids_T, slot: embedding(ids_T, self.weight.of(slot)))
+        if any(segment.slot in self.delta for segment in context.segments):
+            parts = [self._adapted(x_TD[s.rows], token_ids_T[s.rows], s.slot) for s in context.segments]
+            x_TD = torch.cat(parts)
         return x_TD if self.multiplier == 1 else x_TD * self.multiplier
+
+    def _adapted(self, x_TD: Tensor, token_ids_T: Tensor, slot: int) -> Tensor:
+        term = self.delta.get(slot)
+        if term is None:
+            return x_TD
+        return x_TD + (embedding(token_ids_T, term.b_NR) @ term.a_RK * term.scale).to(x_TD.dtype)
 
     def logits(self, hidden_TD: Tensor, slots: Sequence[int] = ()) -> Tensor:
         """Return logits [T, V] in float32 (float64 for a float64 model); `slots` are the rows' (none: the base)."""
@@ -80,9 +83,17 @@ class Vocabulary:
             result_TV[rows] = self._of_slot(hidden_TD[rows], slot)
         return result_TV
 
-    def nll(self, hidden_TD: Tensor, targets_T: Tensor, slot: int = -1) -> Tensor:
-        """Return −log p(target) of each row [T] in float32, without holding all logits."""
+    def nll(self, hidden_TD: Tensor, targets_T: Tensor, slots: Sequence[int]) -> Tensor:
+        """Return −log p(target) of each row [T] in float32, without holding all logits; `slots` are the rows'."""
         hidden_TD = self._scaled(hidden_TD)
+        parts, start = [], 0
+        for slot, group in groupby(slot if self._changed_by(slot) else -1 for slot in slots):
+            rows = slice(start, start + sum(1 for _ in group))
+            parts.append(self._nll(hidden_TD[rows], targets_T[rows], slot))
+            start = rows.stop
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _nll(self, hidden_TD: Tensor, targets_T: Tensor, slot: int) -> Tensor:
         low_rank = None
         if self.tied and slot in self.delta:
             term = self.delta[slot]
