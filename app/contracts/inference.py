@@ -67,7 +67,7 @@ class EmbedRequest(Contract):
     sequences: list[list[int]] = Field(min_length=1)
 
 
-InferenceRequest = Annotated[GenerateRequest | ScoreRequest, Field(discriminator="kind")]
+InferenceRequest = Annotated[GenerateRequest | ScoreRequest | EmbedRequest, Field(discriminator="kind")]
 
 
 class TokenLogprob(Contract):
@@ -145,7 +145,7 @@ class ErrorEvent(Contract):
 
 
 InferenceEvent = Annotated[
-    AcceptedEvent | PromptEvent | TextEvent | FinishEvent | DoneEvent | ScoreEvent | ErrorEvent,
+    AcceptedEvent | PromptEvent | TextEvent | FinishEvent | DoneEvent | ScoreEvent | EmbedEvent | ErrorEvent,
     Field(discriminator="type"),
 ]
 TERMINAL_EVENTS = (DoneEvent, ScoreEvent, ErrorEvent)

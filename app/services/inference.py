@@ -16,13 +16,13 @@ from redis.exceptions import RedisError
 from app.bus import aborts, inference_requests, presence, token_streams
 from app.bus.inference_requests import QueueFullError
 from app.bus.token_streams import WorkerSilentError
-from app.contracts.inference import TERMINAL_EVENTS, ErrorEvent, GenerateRequest, InferenceEvent, ScoreRequest
+from app.contracts.inference import TERMINAL_EVENTS, ErrorEvent, InferenceEvent, InferenceRequest
 from app.core.errors import InvalidRequestError, ServiceError, UnavailableError
 
 RETRY_SECONDS = 5
 
 
-async def submit(client: AsyncRedis, requests: Sequence[GenerateRequest | ScoreRequest], *, limit: int) -> None:
+async def submit(client: AsyncRedis, requests: Sequence[InferenceRequest], *, limit: int) -> None:
     """Hand the requests to the workers of their base model. Raises UnavailableError when none can take them."""
     base_model = requests[0].base_model
     if not await presence.is_alive(client, base_model):

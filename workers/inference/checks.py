@@ -1,7 +1,7 @@
 """What makes a request impossible on this model. The service checks too; here it protects the neighbours in a batch."""
 
 from app.contracts.base_models import BaseModelInfo
-from app.contracts.inference import ErrorEvent, GenerateRequest, InferenceRequest
+from app.contracts.inference import EmbedRequest, ErrorEvent, GenerateRequest, InferenceRequest, ScoreRequest
 
 
 def problem_with(request: InferenceRequest, info: BaseModelInfo, places: int) -> ErrorEvent | None:
@@ -10,8 +10,10 @@ def problem_with(request: InferenceRequest, info: BaseModelInfo, places: int) ->
         sequences, n = [request.prompt_token_ids], request.sampling.n
         length = len(request.prompt_token_ids) + request.sampling.max_tokens
     else:
-        sequences, n = [sequence.token_ids for sequence in request.sequences], 1
+        sequences, n = _sequences_of(request), 1
         length = max(len(ids) for ids in sequences)
+    if not all(sequences):
+        return _refuse("empty_sequence", "a sequence has no tokens")
     if n > places:
         return _refuse("n_too_large", f"n is {n}, but this worker runs at most {places} choices at once")
     if length > info.context_length:
@@ -23,6 +25,12 @@ def problem_with(request: InferenceRequest, info: BaseModelInfo, places: int) ->
     if unknown is not None:
         return _refuse("invalid_token", f"token id {unknown} is outside the vocabulary of {info.vocab_size}")
     return None
+
+
+def _sequences_of(request: ScoreRequest | EmbedRequest) -> list[list[int]]:
+    if isinstance(request, EmbedRequest):
+        return request.sequences
+    return [sequence.token_ids for sequence in request.sequences]
 
 
 def _refuse(code: str, message: str) -> ErrorEvent:

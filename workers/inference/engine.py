@@ -1,7 +1,7 @@
 """Runs inference requests together: admits them, steps them all in one packed pass, and says what came out.
 
 Knows the model, slots and requests; knows nothing of Redis, the database, HTTP or training. One step is bounded (a
-token per choice, one chunk of prompts, one slice of scoring), so that a caller can do other work in between.
+token per choice, one chunk of prompts, one slice of what is only read), so that a caller can do other work in between.
 """
 
 from collections import defaultdict
@@ -19,7 +19,6 @@ from app.contracts.inference import (
     InferenceEvent,
     InferenceRequest,
     PromptEvent,
-    ScoreEvent,
 )
 from app.text.tokenizer import tokenizer_for
 from workers.inference.adapter_cache import AdapterCache, AdapterUnavailableError, NoRoomError
@@ -27,10 +26,10 @@ from workers.inference.checks import problem_with
 from workers.inference.decoding import extend, open_choices
 from workers.inference.forward import Piece, next_pieces, run_pieces
 from workers.inference.logprobs import first_token, token_logprobs
+from workers.inference.reading import Reading, open_reading
 from workers.inference.scheduler import Scheduler
-from workers.inference.state import Choice, Generation, Scoring
+from workers.inference.state import Choice, Generation
 from workers.models.language_model import LanguageModel
-from workers.models.scoring import sequence_nll
 
 Emissions = dict[str, list[InferenceEvent]]
 """New events by request id."""
@@ -50,17 +49,17 @@ class Engine:
         *,
         max_sequences: int,
         prefill_tokens: int = 256,
-        score_tokens: int = 512,
+        read_tokens: int = 512,
     ) -> None:
-        """`max_sequences` choices run at once; a step takes at most `prefill_tokens` of prompts and `score_tokens`."""
+        """`max_sequences` choices run at once; a step takes at most `prefill_tokens` of prompts and `read_tokens` of what is read."""
         self._model = model
         self._info = info
         self._tokenizer = tokenizer_for(info)
         self._adapters = adapters
         self._prefill_tokens = prefill_tokens
-        self._score_tokens = score_tokens
+        self._read_tokens = read_tokens
         self._scheduler = Scheduler(max_sequences)
-        self._running: dict[str, Generation | Scoring] = {}
+        self._running: dict[str, Generation | Reading] = {}
         self._aborted: set[str] = set()
         self._refused: Emissions = {}
 
@@ -112,7 +111,7 @@ class Engine:
         if pieces:
             for piece, logits_RV in zip(pieces, run_pieces(self._model, pieces), strict=True):
                 self._take(piece, logits_RV, out)
-        self._score(out)
+        self._read(out)
         if not out and not self._running:
             self._adapters.wait(LOAD_WAIT_SECONDS)
         return out
@@ -137,12 +136,11 @@ class Engine:
             self._running[request.id] = self._start(request, slot)
             out[request.id].append(AcceptedEvent())
 
-    def _start(self, request: InferenceRequest, slot: int) -> Generation | Scoring:
+    def _start(self, request: InferenceRequest, slot: int) -> Generation | Reading:
         if isinstance(request, GenerateRequest):
             capacity = len(request.prompt_token_ids) + request.sampling.max_tokens
             return Generation(request, slot, self._model.new_cache(capacity))
-        sequences = [(sequence.token_ids, sequence.loss_mask) for sequence in request.sequences]
-        return Scoring(request, sequence_nll(self._model, sequences, slot, self._score_tokens))
+        return open_reading(request, self._model, slot, self._read_tokens)
 
     def _remove(self, request_id: str) -> None:
         self._scheduler.remove(request_id)
@@ -203,22 +201,15 @@ class Engine:
         )
         self._remove(generation.request.id)
 
-    def _score(self, out: Emissions) -> None:
-        scoring = next((running for running in self._running.values() if isinstance(running, Scoring)), None)
-        if scoring is None:
+    def _read(self, out: Emissions) -> None:
+        reading = next((running for running in self._running.values() if not isinstance(running, Generation)), None)
+        if reading is None:
             return
-        request = scoring.request
-        nll, tokens = next(scoring.results)
-        scoring.nll += nll
-        scoring.tokens += tokens
-        scoring.silent_tokens += len(request.sequences[scoring.scored].token_ids)
-        scoring.scored += 1
-        if scoring.scored == len(request.sequences):
-            out[request.id].append(ScoreEvent(nll=scoring.nll, tokens=scoring.tokens))
-            self._remove(request.id)
-            return
-        if scoring.silent_tokens >= self._score_tokens:
-            scoring.silent_tokens = 0
-            out[request.id].append(AcceptedEvent())
-        # Behind the other scorings: they take turns.
-        self._running[request.id] = self._running.pop(request.id)
+        request_id = reading.request.id
+        events, ended = reading.advance()
+        out[request_id] += events
+        if ended:
+            self._remove(request_id)
+        else:
+            # Behind the others that read: they take turns.
+            self._running[request_id] = self._running.pop(request_id)

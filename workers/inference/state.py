@@ -1,12 +1,11 @@
 """What the engine remembers of the requests it runs. Data only."""
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
 
-from app.contracts.inference import GenerateRequest, ScoreRequest, TokenLogprob
+from app.contracts.inference import GenerateRequest, TokenLogprob
 from app.text.tokenizer import IncrementalDecoder
 from workers.inference.stop_strings import StopFilter
 from workers.models.cache import SequenceCache
@@ -43,16 +42,3 @@ class Generation:
     def prefilling(self) -> bool:
         """Whether prompt tokens remain to be run."""
         return self.prefilled < len(self.request.prompt_token_ids)
-
-
-@dataclass
-class Scoring:
-    """A running ScoreRequest: `results` yields (nll, tokens) of one sequence after the other."""
-
-    request: ScoreRequest
-    results: Iterator[tuple[float, int]]
-    scored: int = 0
-    nll: float = 0.0
-    tokens: int = 0
-    silent_tokens: int = 0
-    """Tokens scored since the last sign of life."""

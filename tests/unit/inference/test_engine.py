@@ -217,7 +217,7 @@ def test_scores_are_sums_over_the_mask_and_run_in_slices(harness: Harnesses, bas
     ]
     request = ScoreRequest(id="score", base_model="tiny", adapter=None, sequences=sequences)
     adapted = request.model_copy(update={"id": "adapted", "adapter": ref("v1")})
-    events = harness(score_tokens=64).run(request, adapted, generate("r", PROMPT))
+    events = harness(read_tokens=64).run(request, adapted, generate("r", PROMPT))
     nll, tokens = 0.0, 0
     for sequence in sequences:
         log = torch.log_softmax(logits_of(base, sequence.token_ids), -1)
