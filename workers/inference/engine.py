@@ -51,7 +51,10 @@ class Engine:
         prefill_tokens: int = 256,
         read_tokens: int = 512,
     ) -> None:
-        """`max_sequences` choices run at once; a step takes at most `prefill_tokens` of prompts and `read_tokens` of what is read."""
+        """`max_sequences` choices run at once.
+
+        A step takes at most `prefill_tokens` of prompts, and `read_tokens` of one request that scores or embeds.
+        """
         self._model = model
         self._info = info
         self._tokenizer = tokenizer_for(info)
