@@ -15,8 +15,9 @@ from app.contracts.training import TERMINAL_STATUSES, JobConfig, JobKind, Priori
 from app.core.errors import ConflictError, InvalidRequestError, QuotaError, not_found
 from app.db.blobs import write_blob
 from app.db.queue import drop_leftovers
-from app.db.repositories import adapters, idempotency, jobs
+from app.db.repositories import adapters, idempotency, jobs, tenants
 from app.db.repositories.idempotency import IdempotencyConflictError
+from app.db.session import lock_name
 from app.db.tables import AdapterVersion, Job, JobCheckpoint, JobEvent
 from app.services.files import get_file
 from app.services.job_config import optimizer_bytes
@@ -107,12 +108,18 @@ def enqueue(session: Session, tenant_id: str, plan: JobPlan, request: Once | Non
 def queue_once(
     session: Session, tenant_id: str, create: Callable[[], Job], request: Once | None, *, max_queued: int
 ) -> Job:
-    """Queue the job that `create` makes, or return the one that the same request made before. Raises QuotaError."""
+    """Queue the job that `create` makes, or return the one that the same request made before.
+
+    A limit of the tenant's own comes before `max_queued`. Raises QuotaError.
+    """
+    lock_name(session, "queue a job", tenant_id)
     if earlier := find_earlier(session, tenant_id, request):
         return earlier
-    if jobs.count(session, tenant_id, "queued") >= max_queued:
+    tenant = tenants.get(session, tenant_id)
+    limit = max_queued if tenant is None or tenant.max_queued_jobs is None else tenant.max_queued_jobs
+    if jobs.count(session, tenant_id, "queued") >= limit:
         raise QuotaError(
-            f"You have {max_queued} queued jobs, which is the limit; wait for some to end or cancel them",
+            f"You have {limit} queued jobs, which is the limit; wait for some to end or cancel them",
             code="too_many_queued_jobs",
             retry_after=QUOTA_RETRY_SECONDS,
         )

@@ -7,7 +7,7 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from app.db.queue.lease import Lease
-from app.db.repositories import queue_accounts
+from app.db.repositories import queue_accounts, tenants
 from app.db.tables import Job
 
 CLAIM_TOKENS = 1024
@@ -33,3 +33,4 @@ def charge_tokens(session: Session, lease: Lease, trained: int) -> None:
     session.execute(counted.execution_options(synchronize_session=False))
     tokens = max(trained, CLAIM_TOKENS) - max(before, CLAIM_TOKENS)
     queue_accounts.charge(session, lease.tenant_id, base_model, tokens)
+    tenants.count_tokens(session, lease.tenant_id, trained - before)

@@ -6,7 +6,7 @@ tenant's jobs the one of the highest priority comes first, then the oldest.
 
 from collections.abc import Callable
 
-from sqlalchemy import Select, func, select, update
+from sqlalchemy import Select, bindparam, func, select, update
 from sqlalchemy.orm import Session
 
 from app.contracts.merge import MergeConfig
@@ -14,7 +14,7 @@ from app.contracts.training import JobConfig, JobKind
 from app.db.queue.accounts import charge_claim
 from app.db.queue.lease import ClaimedJob, ClaimedMerge, Lease
 from app.db.queue.leftovers import drop_leftovers
-from app.db.queue.line import first_in_line
+from app.db.queue.line import first_in_line, let_back
 from app.db.repositories.jobs import NewEvent, add_event
 from app.db.session import Database, lock_name
 from app.db.tables import Job, db_now
@@ -45,22 +45,20 @@ def claim(
         return _take(session, job, worker_id, lease_seconds)
 
 
-def lost_job(base_model: str) -> Select[Job]:
-    """Return the query for a job whose worker let its lease expire. Like `next_job` it locks, and skips locked rows."""
-    lost = (Job.status == "running", Job.base_model == base_model, Job.lease_expires_at < db_now())
+def _lost_job() -> Select[Job]:
+    lost = (Job.status == "running", Job.base_model == bindparam("base"), Job.lease_expires_at < db_now())
     return select(Job).where(*lost).order_by(Job.id).limit(1).with_for_update(skip_locked=True, key_share=True)
 
 
-def next_job(base_model: str, tenant_id: str) -> Select[Job]:
-    """Return the query for a tenant's next job; it locks the row and skips rows that others have locked."""
-    queued = (Job.status == "queued", Job.base_model == base_model, Job.tenant_id == tenant_id)
+def _next_job() -> Select[Job]:
+    queued = (Job.status == "queued", Job.base_model == bindparam("base"), Job.tenant_id == bindparam("tenant"))
     first = select(Job).where(*queued).order_by(Job.priority, Job.id).limit(1)
     return first.with_for_update(skip_locked=True, key_share=True)
 
 
 def _lost(session: Session, base_model: str, max_attempts: int) -> Job | None:
     """Return a lost job that can be tried again, after ending those that cannot."""
-    while (job := session.scalar(lost_job(base_model))) is not None:
+    while (job := session.scalar(LOST_JOB, {"base": base_model})) is not None:
         if job.cancel_requested:
             _end(session, job, "cancelled", NewEvent("Job cancelled"))
         elif job.attempts >= max_attempts:
@@ -71,9 +69,10 @@ def _lost(session: Session, base_model: str, max_attempts: int) -> Job | None:
 
 
 def _in_turn(session: Session, base_model: str) -> Job | None:
+    let_back(session, base_model)
     passed: list[str] = []
     while (tenant_id := first_in_line(session, base_model, passed)) is not None:
-        if (job := session.scalar(next_job(base_model, tenant_id))) is not None:
+        if (job := session.scalar(NEXT_JOB, {"base": base_model, "tenant": tenant_id})) is not None:
             return job
         passed.append(tenant_id)  # Others hold the rows of all its jobs.
     return None
@@ -143,3 +142,9 @@ def _end(session: Session, job: Job, status: str, event: NewEvent) -> None:
     session.flush()
     add_event(session, job.tenant_id, job.id, event)
     drop_leftovers(session, job.tenant_id, job.id)
+
+
+LOST_JOB, NEXT_JOB = _lost_job(), _next_job()
+"""A job of `:base` whose worker let its lease expire, and the next one of `:tenant`: each locks its row and passes over
+rows that others have locked.
+"""

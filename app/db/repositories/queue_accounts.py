@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from app.db import dialects
 from app.db.tables import Job, QueueAccount, Tenant, db_now
 
-STATES = ("in_line", "away")
+STATES = ("in_line", "held", "away")
 
 
 def join(session: Session, tenant_id: str, base_model: str) -> None:
@@ -22,7 +22,7 @@ def join(session: Session, tenant_id: str, base_model: str) -> None:
     )
     away = QueueAccount.state == "away"
     back = {
-        "state": "in_line",
+        "state": case((away, "in_line"), else_=QueueAccount.state),
         "had": case((and_(away, QueueAccount.had < level), level), else_=QueueAccount.had),
         "in_line_since": case((away, db_now()), else_=QueueAccount.in_line_since),
         "arrivals": QueueAccount.arrivals + 1,
@@ -30,6 +30,21 @@ def join(session: Session, tenant_id: str, base_model: str) -> None:
     session.execute(
         account.on_conflict_do_update(index_elements=[QueueAccount.base_model, QueueAccount.tenant_id], set_=back)
     )
+
+
+def release(session: Session, tenant_id: str, base_model: str) -> None:
+    """Let a tenant who was held back wait in line again, like one who was away."""
+    level = _level(session, base_model)
+    had = case((QueueAccount.had < level, level), else_=QueueAccount.had)
+    account = update(QueueAccount).where(QueueAccount.base_model == base_model, QueueAccount.tenant_id == tenant_id)
+    released = account.values(state="in_line", had=had, in_line_since=db_now())
+    session.execute(released.execution_options(synchronize_session=False))
+
+
+def look_again(session: Session, tenant_id: str) -> None:
+    """Let the next claims see whether the tenant is still at a limit."""
+    account = update(QueueAccount).where(QueueAccount.tenant_id == tenant_id).values(held_until=0.0)
+    session.execute(account.execution_options(synchronize_session=False))
 
 
 def charge(session: Session, tenant_id: str, base_model: str, tokens: int) -> None:

@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from app.core.ids import new_id
 from app.db import dialects
-from app.db.tables import Tenant
+from app.db.repositories import queue_accounts
+from app.db.tables import DailyTokens, Tenant
+from app.db.tables.base import db_today
 
 
 class TenantNameTakenError(Exception):
@@ -31,6 +33,19 @@ def get(session: Session, tenant_id: str) -> Tenant | None:
 def get_by_name(session: Session, name: str) -> Tenant | None:
     """Return the tenant called `name`, or None."""
     return session.scalar(select(Tenant).where(Tenant.name == name))
+
+
+def set_limits(session: Session, tenant_id: str, **limits: float | None) -> None:
+    """Change the named ones of weight, max_running_jobs, max_queued_jobs and tokens_per_day; None lifts a limit."""
+    session.execute(update(Tenant).where(Tenant.id == tenant_id).values(**limits))
+    queue_accounts.look_again(session, tenant_id)
+
+
+def count_tokens(session: Session, tenant_id: str, tokens: int) -> None:
+    """Add tokens that were trained now to the tenant's day."""
+    day = dialects.insert(session, DailyTokens).values(tenant_id=tenant_id, day=db_today(), tokens=tokens)
+    more = {"tokens": DailyTokens.tokens + tokens}
+    session.execute(day.on_conflict_do_update(index_elements=[DailyTokens.tenant_id, DailyTokens.day], set_=more))
 
 
 def list(session: Session) -> Sequence[Tenant]:

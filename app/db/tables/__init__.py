@@ -5,7 +5,7 @@ from app.db.tables.base import Base, db_now
 from app.db.tables.files import Blob, BlobChunk, File
 from app.db.tables.jobs import IdempotencyKey, Job, JobCheckpoint, JobEvent, JobSnapshot
 from app.db.tables.queue import QueueAccount
-from app.db.tables.tenants import ApiKey, Tenant
+from app.db.tables.tenants import ApiKey, DailyTokens, Tenant
 from app.db.tables.workers import BaseModelRow, WorkerRow
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "BaseModelRow",
     "Blob",
     "BlobChunk",
+    "DailyTokens",
     "File",
     "IdempotencyKey",
     "Job",

@@ -1,6 +1,6 @@
 """The declarative base and the one column habit all tables share: times are epoch seconds by the database's clock."""
 
-from sqlalchemy import JSON, Float, MetaData
+from sqlalchemy import JSON, Float, Integer, MetaData
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import DeclarativeBase
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -21,6 +21,9 @@ class Base(DeclarativeBase):
     type_annotation_map = {dict[str, object]: JSON(none_as_null=True)}  # noqa: RUF012 - SQLAlchemy reads it from the class
 
 
+DAY_SECONDS = 86400
+
+
 class db_now(FunctionElement[float]):
     """Epoch seconds by the database's clock: the only clock that leases are judged by."""
 
@@ -36,3 +39,20 @@ def _postgresql(_element: db_now, _compiler: SQLCompiler, **_kw: object) -> str:
 @compiles(db_now, "sqlite")
 def _sqlite(_element: db_now, _compiler: SQLCompiler, **_kw: object) -> str:
     return "((julianday('now') - 2440587.5) * 86400.0)"
+
+
+class db_today(FunctionElement[int]):
+    """The day by the database's clock, in UTC: whole days since the epoch."""
+
+    type = Integer()
+    inherit_cache = True
+
+
+@compiles(db_today, "postgresql")
+def _postgresql_today(_element: db_today, _compiler: SQLCompiler, **_kw: object) -> str:
+    return "floor(extract(epoch from clock_timestamp()) / 86400)::integer"
+
+
+@compiles(db_today, "sqlite")
+def _sqlite_today(_element: db_today, _compiler: SQLCompiler, **_kw: object) -> str:
+    return "CAST(julianday('now') - 2440587.5 AS INTEGER)"

@@ -12,7 +12,8 @@ class Job(Base):
     __tablename__ = "jobs"
     __table_args__ = (
         Index("ix_jobs_tenant_id_id", "tenant_id", "id"),
-        Index("ix_jobs_queue", "status", "base_model", "tenant_id", "priority", "id"),
+        Index("ix_jobs_queue", "tenant_id", "status", "base_model", "priority", "id"),
+        Index("ix_jobs_status_base_model_tenant_id", "status", "base_model", "tenant_id"),
     )
 
     id: Mapped[str] = mapped_column(String(40), primary_key=True)

@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import Select, select, text
 from sqlalchemy.dialects import postgresql
 
-from app.db.queue.claim import lost_job, next_job
-from app.db.queue.line import front
+from app.db.queue.claim import LOST_JOB, NEXT_JOB
+from app.db.queue.line import FRONT, RELEASED
 from app.db.repositories import tenants
 from app.db.session import Database
 from app.db.tables import ApiKey, Job, JobEvent
@@ -18,7 +18,7 @@ from tests.integration.db import rows
 COPIES = """
 INSERT INTO jobs (id, tenant_id, kind, status, model, base_model, adapter_name, training_blob_id, config, request,
                   trainable_parameters, optimizer_bytes, lease_expires_at)
-SELECT 'ftjob-' || n, tenant_id, kind,
+SELECT 'ftjob-' || n, 'tnt-' || n % 97 + 1, kind,
        CASE WHEN n % 100 = 0 THEN 'queued' WHEN n % 100 = 1 THEN 'running' ELSE 'succeeded' END,
        model, base_model, adapter_name, training_blob_id, config, request, trainable_parameters, optimizer_bytes,
        CASE WHEN n % 100 = 1 THEN extract(epoch FROM now()) + 30 END
@@ -31,8 +31,8 @@ SELECT 'ftevent-' || row_number() OVER (), tenant_id, id, 'info', 'message', 'x'
 KEYS = """
 INSERT INTO api_keys (id, tenant_id, name, hint, sha256)
 SELECT 'key-' || n, id, 'ci', 'tml-', md5(n::text) || md5((n + 1)::text) FROM tenants, generate_series(1, 5000) AS n
+WHERE tenants.name = 'acme'
 """
-
 ACCOUNTS = """
 WITH made AS (INSERT INTO tenants (id, name) SELECT 'tnt-' || n, 'tenant-' || n FROM generate_series(1, 2000) AS n
               RETURNING id)
@@ -46,32 +46,32 @@ def filled(postgres_url: str) -> Iterator[Database]:
     database = Database(postgres_url)
     with database.write() as session:
         rows.add_job(session, tenants.create(session, "acme").id)
-        for statement in (COPIES, EVENTS, KEYS, ACCOUNTS, "ANALYZE"):
+        for statement in (ACCOUNTS, COPIES, EVENTS, KEYS, "ANALYZE"):
             session.execute(text(statement.replace("::", "\\:\\:")))
     yield database
     database.dispose()
 
 
-def indexes_used(database: Database, query: Select[Any]) -> set[str]:
-    sql = str(query.compile(dialect=postgresql.dialect(), compile_kwargs={"literal_binds": True}))
+def indexes_used(database: Database, query: Select[Any], **values: object) -> set[str]:
+    sql = str(query.params(**values).compile(dialect=postgresql.dialect(), compile_kwargs={"literal_binds": True}))
     with database.write() as session:
         plan = session.execute(text(f"EXPLAIN (FORMAT JSON) {sql}".replace(":", "\\:"))).scalar_one()
     nodes = [plan[0]["Plan"] if isinstance(plan, list) else json.loads(plan)[0]["Plan"]]
     used = set()
     while nodes:
         node = nodes.pop()
-        assert not (node["Node Type"] == "Seq Scan" and node["Relation Name"] != "tenants"), sql
+        assert not (node["Node Type"] == "Seq Scan" and node["Relation Name"] not in {"tenants", "daily_tokens"}), sql
         used.add(node.get("Index Name"))
         nodes += node.get("Plans", [])
     return used - {None}
 
 
-def test_claiming_reads_the_queue_by_its_index(filled: Database) -> None:
-    with filled.read() as session:
-        owner = tenants.list(session)[0].id
-    assert indexes_used(filled, next_job(rows.BASE, owner)) == {"ix_jobs_queue"}
-    assert indexes_used(filled, lost_job(rows.BASE)) == {"ix_jobs_queue"}
-    assert indexes_used(filled, front(rows.BASE, [])) == {"ix_jobs_queue", "ix_queue_accounts_line"}
+def test_claiming_reads_the_queue_by_its_indexes(filled: Database) -> None:
+    of_tenant = {"ix_jobs_queue", "ix_jobs_status_base_model_tenant_id", "pk_daily_tokens", "pk_tenants"}
+    assert indexes_used(filled, NEXT_JOB, base=rows.BASE, tenant="tnt-7") == {"ix_jobs_queue"}
+    assert indexes_used(filled, LOST_JOB, base=rows.BASE) == {"ix_jobs_status_base_model_tenant_id"}
+    assert indexes_used(filled, FRONT, base=rows.BASE, passed=["tnt-7"]) - of_tenant == {"ix_queue_accounts_line"}
+    assert indexes_used(filled, RELEASED, base=rows.BASE) - of_tenant == {"ix_queue_accounts_line"}
 
 
 def test_the_events_of_a_job_come_from_their_index(filled: Database) -> None:

@@ -92,7 +92,7 @@ def test_a_name_on_another_base_fails_the_job_and_publishes_nothing(database: Da
     lease = start(database, tenant)
     with database.write() as session:
         adapters.get_or_create(session, tenant, name="support", base_model="another")
-    before = rows.dump(database, "jobs", "job_events")
+    before = rows.dump(database, "jobs", "job_events", "daily_tokens")
     message = "adapter 'support' stands on base model 'another', not on 'smol': use another name"
     with pytest.raises(queue.PublishError, match=message) as refusal:
         queue.finish_succeeded(database, lease, rows.RESULT, rows.VERSION)
@@ -100,7 +100,7 @@ def test_a_name_on_another_base_fails_the_job_and_publishes_nothing(database: Da
     job = rows.read_job(database, lease.job_id)
     assert (job.status, job.result, job.result_version_id) == ("failed", None, None)
     assert job.error == {"code": "adapter_conflict", "message": message, "param": "adapter"}
-    assert rows.dump(database, "jobs", "job_events") == before
+    assert rows.dump(database, "jobs", "job_events", "daily_tokens") == before
 
 
 def test_an_adapter_deleted_meanwhile_is_not_brought_back(database: Database, tenant: str) -> None:
@@ -108,14 +108,14 @@ def test_an_adapter_deleted_meanwhile_is_not_brought_back(database: Database, te
     lease = start(database, tenant, adapter_id=first.adapter_id, parent_version_id=first.id)
     with database.write() as session:
         assert adapters.delete(session, tenant, first.adapter_id)
-    before = rows.dump(database, "jobs", "job_events")
+    before = rows.dump(database, "jobs", "job_events", "daily_tokens")
     with pytest.raises(queue.PublishError, match="adapter 'support' was deleted while the job ran"):
         queue.finish_succeeded(database, lease, rows.RESULT, rows.VERSION)
     job = rows.read_job(database, lease.job_id)
     assert job.status == "failed"
     assert job.error is not None
     assert job.error["code"] == "adapter_deleted"
-    assert rows.dump(database, "jobs", "job_events") == before
+    assert rows.dump(database, "jobs", "job_events", "daily_tokens") == before
 
 
 def test_the_name_of_a_deleted_adapter_is_free_again_and_its_numbers_go_on(database: Database, tenant: str) -> None:

@@ -143,3 +143,31 @@ def test_models_list_counts_living_workers(graft, deployment: Path) -> None:
     ]
     shown = graft("models", "list", **here).out
     assert all(part in shown for part in ("llama", "1,234,567 parameters", "1,300,000 bytes", "quantization int8"))
+
+
+def test_a_tenants_share_and_limits_are_set_shown_and_lifted(graft, deployment: Path) -> None:
+    here = {"GRAFT_DATA_DIR": str(deployment)}
+    graft("tenants", "create", "acme", **here)
+    limits = ["--weight", "2.5", "--max-running-jobs", "4", "--tokens-per-day", "1000000"]
+    done = graft("tenants", "set", "acme", *limits, **here)
+    assert (done.code, done.out) == (0, "Set max_running_jobs, tokens_per_day, weight of acme.\n")
+    [shown] = json.loads(graft("tenants", "list", "--json", **here).out)
+    assert (shown["weight"], shown["max_running_jobs"], shown["max_queued_jobs"]) == (2.5, 4, None)
+    assert "weight 2.5  max-running-jobs 4  tokens-per-day 1000000\n" in graft("tenants", "list", **here).out
+    graft("tenants", "set", "acme", "--max-running-jobs", "none", "--max-queued-jobs", "0", **here)
+    [shown] = json.loads(graft("tenants", "list", "--json", **here).out)
+    assert (shown["weight"], shown["max_running_jobs"], shown["max_queued_jobs"]) == (2.5, None, 0)
+    assert shown["tokens_per_day"] == 1000000
+
+
+@pytest.mark.parametrize("option", [("--weight", "0"), ("--tokens-per-day", "-1"), ("--max-queued-jobs", "many")])
+def test_a_limit_that_is_none_is_refused_as_wrongly_typed(graft, deployment: Path, option: tuple[str, str]) -> None:
+    refused = graft("tenants", "set", "acme", *option, GRAFT_DATA_DIR=str(deployment))
+    assert refused.code == 2
+    assert option[0] in refused.err
+
+
+def test_setting_nothing_or_of_nobody_says_so(graft, deployment: Path) -> None:
+    here = {"GRAFT_DATA_DIR": str(deployment)}
+    assert graft("tenants", "set", "nobody", **here).err.startswith("graft: nothing to set")
+    assert graft("tenants", "set", "nobody", "--weight", "2", **here).err.startswith("graft: no tenant 'nobody'")
