@@ -48,15 +48,21 @@ class FactorStack:
             return
         self._hold(rows, present)
         x_TK = x_TK.to(self._a_PKR.dtype)
-        if rows.spans is not None:
+        exchange = rows.exchange
+        if exchange is None:
             for (place, _), span, held in zip(rows.places, rows.spans, present, strict=True):
                 if held:
                     y_TN[span] += torch.mm(torch.mm(x_TK[span], self._a_PKR[place]), self._b_PRN[place])
             return
-        count = rows.count
-        x_PMK = x_TK.index_select(0, rows.gather_PM).view(count, -1, self._inputs)
-        z_PMN = torch.bmm(torch.bmm(x_PMK, self._a_PKR[:count]), self._b_PRN[:count])
-        y_TN.index_add_(0, rows.rows_R, z_PMN.flatten(0, 1).index_select(0, rows.from_R).to(y_TN.dtype))
+        count, gather_PM, back_R = exchange.count, exchange.gather_PM, exchange.back_R
+        x_XK = x_TK[exchange.spans[0]] if gather_PM is None else x_TK.index_select(0, gather_PM)
+        x_PMK = x_XK.view(count, -1, self._inputs)
+        z_XN = torch.bmm(torch.bmm(x_PMK, self._a_PKR[:count]), self._b_PRN[:count]).flatten(0, 1)
+        z_RN = z_XN if back_R is None else z_XN.index_select(0, back_R)
+        first = 0
+        for span in exchange.spans:
+            y_TN[span] += z_RN[first : first + span.stop - span.start]
+            first += span.stop - span.start
 
     def forget(self, terms: Terms | None) -> None:
         """Let go of a slot's terms."""
@@ -64,7 +70,8 @@ class FactorStack:
 
     def _hold(self, rows: StackedRows, present: Sequence[Terms]) -> None:
         """Fill the places of these rows, where they are not filled yet."""
-        self._grow(rows.count, max(len(t.a_RK) for terms in present for t in terms if t is not None))
+        count = max(place for place, _ in rows.places) + 1 if rows.exchange is None else rows.exchange.count
+        self._grow(count, max(len(t.a_RK) for terms in present for t in terms if t is not None))
         for (place, _), terms in zip(rows.places, present, strict=True):
             if self._held[place] is not terms:
                 self._fill(place, terms)

@@ -24,18 +24,28 @@ SPARSE = 4
 class StackedRows:
     """Rows of a batch that are multiplied by stacked factors.
 
-    `places` are the (place, slot) pairs in use and `count` all places. Either `spans` are the rows of each pair, to be
-    multiplied one by one; or `gather_PM` says for every place which M rows it is given (any row where it has none),
-    `rows_R` which rows of the batch are to be changed and `from_R` where of P · M their results lie.
+    `places` are the (place, slot) pairs in use and `spans` their rows, to be multiplied one by one where `exchange` is
+    None.
     """
 
     slots: frozenset[int]
     places: Sequence[tuple[int, int]]
+    spans: Sequence[slice]
+    exchange: "Exchange | None"
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """How rows of the batch go to all places at once, M to each, and back.
+
+    `gather_PM` says which row each place is given (any where it has none) and `back_R` where of P · M the rows that
+    change have their results, in order; None: rows lie as the places do. `spans` are these rows of the batch.
+    """
+
     count: int
-    spans: Sequence[slice] | None
-    gather_PM: Tensor
-    rows_R: Tensor
-    from_R: Tensor
+    gather_PM: Tensor | None
+    back_R: Tensor | None
+    spans: Sequence[slice]
 
 
 class Places:
@@ -66,19 +76,28 @@ class Places:
             return None
         pairs = sorted((place, slot) for slot, place in placed.items())
         spans = [small[slot] for _, slot in pairs]
-        if len(pairs) * SPARSE <= len(self._slots) or len(pairs) == 1:
-            empty = torch.empty(0, dtype=torch.long)
-            return StackedRows(frozenset(placed), pairs, len(self._slots), spans, empty, empty, empty)
+        alone = len(pairs) == 1 or len(pairs) * SPARSE <= len(self._slots)
+        exchange = None if alone else self._exchange([place for place, _ in pairs], spans)
+        return StackedRows(frozenset(placed), pairs, spans, exchange)
+
+    def _exchange(self, places: Sequence[int], spans: Sequence[slice]) -> Exchange:
         most = max(span.stop - span.start for span in spans)
         gather = [0] * (len(self._slots) * most)
-        rows, sources = [], []
-        for (place, _), span in zip(pairs, spans, strict=True):
-            for m, row in enumerate(range(span.start, span.stop)):
-                gather[place * most + m] = row
-                rows.append(row)
-                sources.append(place * most + m)
-        gather_PM, rows_R, from_R = (torch.tensor(x, device=self._device) for x in (gather, rows, sources))
-        return StackedRows(frozenset(placed), pairs, len(self._slots), None, gather_PM, rows_R, from_R)
+        came_from = {}
+        for place, span in zip(places, spans, strict=True):
+            for position, row in enumerate(range(span.start, span.stop), start=place * most):
+                gather[position] = row
+                came_from[row] = position
+        rows = sorted(came_from)
+        back = [came_from[row] for row in rows]
+        spans = _spans(rows)
+        as_they_lie = len(spans) == 1 and gather == rows
+        return Exchange(
+            len(self._slots),
+            None if as_they_lie else torch.tensor(gather, device=self._device),
+            None if as_they_lie else torch.tensor(back, device=self._device),
+            spans,
+        )
 
     def _place(self, slots: Sequence[int]) -> dict[int, int]:
         self._clock += 1
@@ -102,3 +121,14 @@ class Places:
             return None
         self._slots.append(-1)
         return len(self._slots) - 1
+
+
+def _spans(rows: Sequence[int]) -> list[slice]:
+    """Return ascending rows as slices."""
+    spans: list[slice] = []
+    for row in rows:
+        if spans and spans[-1].stop == row:
+            spans[-1] = slice(spans[-1].start, row + 1)
+        else:
+            spans.append(slice(row, row + 1))
+    return spans
