@@ -1,4 +1,4 @@
-"""Jobs of every kind once they are planned: queued once, read, cancelled."""
+"""Jobs of every kind once they are planned: queued once, read, cancelled, paused and resumed."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from app.contracts.training import TERMINAL_STATUSES, JobConfig, JobKind, Priori
 from app.core.errors import ConflictError, InvalidRequestError, QuotaError, not_found
 from app.db.blobs import write_blob
 from app.db.queue import drop_leftovers
-from app.db.repositories import adapters, idempotency, jobs, tenants
+from app.db.repositories import adapters, idempotency, jobs, pauses, tenants
 from app.db.repositories.idempotency import IdempotencyConflictError
 from app.db.session import lock_name
 from app.db.tables import AdapterVersion, Job, JobCheckpoint, JobEvent
@@ -117,9 +117,9 @@ def queue_once(
         return earlier
     tenant = tenants.get(session, tenant_id)
     limit = max_queued if tenant is None or tenant.max_queued_jobs is None else tenant.max_queued_jobs
-    if jobs.count(session, tenant_id, "queued") >= limit:
+    if jobs.count(session, tenant_id, "queued", "paused") >= limit:
         raise QuotaError(
-            f"You have {limit} queued jobs, which is the limit; wait for some to end or cancel them",
+            f"You have {limit} queued and paused jobs, which is the limit; wait for some to end or cancel them",
             code="too_many_queued_jobs",
             retry_after=QUOTA_RETRY_SECONDS,
         )
@@ -172,7 +172,7 @@ def published_version(session: Session, job: Job) -> AdapterVersion | None:
 
 
 def cancel_job(session: Session, tenant_id: str, job_id: str) -> Job:
-    """Cancel a queued job at once and a running one soon. Raises NotFoundError or InvalidRequestError."""
+    """Cancel a waiting job at once and a running one soon. Raises NotFoundError or InvalidRequestError."""
     before = get_job(session, tenant_id, job_id)
     if before.status in TERMINAL_STATUSES - {"cancelled"}:
         raise InvalidRequestError(f"Job {job_id} has {before.status} and cannot be cancelled", code="job_ended")
@@ -180,6 +180,18 @@ def cancel_job(session: Session, tenant_id: str, job_id: str) -> Job:
     if job.status == "cancelled":
         drop_leftovers(session, tenant_id, job_id)
     return job
+
+
+def pause_job(session: Session, tenant_id: str, job_id: str) -> Job:
+    """Pause a queued job at once and a running one soon; a paused one stays so. Raises as `_going_on` does."""
+    before = _going_on(session, tenant_id, job_id, "paused")
+    return pauses.request(session, tenant_id, job_id) or before
+
+
+def resume_job(session: Session, tenant_id: str, job_id: str) -> Job:
+    """Queue a paused job again; one that waits or runs goes on as it is. Raises as `_going_on` does."""
+    before = _going_on(session, tenant_id, job_id, "resumed")
+    return pauses.resume(session, tenant_id, job_id) or before
 
 
 def list_events(
@@ -196,6 +208,20 @@ def list_checkpoints(
     job = get_job(session, tenant_id, job_id)
     rows, has_more = jobs.checkpoints(session, tenant_id, job.id, after=after, limit=limit)
     return job, rows, has_more
+
+
+def _going_on(session: Session, tenant_id: str, job_id: str, what: str) -> Job:
+    """Return a job that has not ended.
+
+    Raises NotFoundError, InvalidRequestError when it has, and ConflictError while it is being cancelled.
+    """
+    job = get_job(session, tenant_id, job_id)
+    if job.status in TERMINAL_STATUSES:
+        ended = "been cancelled" if job.status == "cancelled" else job.status
+        raise InvalidRequestError(f"Job {job_id} has {ended} and cannot be {what}", code="job_ended")
+    if job.cancel_requested:
+        raise ConflictError(f"Job {job_id} is being cancelled and cannot be {what}", code="job_is_being_cancelled")
+    return job
 
 
 def _training_blob(session: Session, tenant_id: str, plan: JobPlan) -> str:

@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from app.bus import presence
 from app.db import queue
-from app.db.queue import Lease, StaleLeaseError
+from app.db.queue import Asked, Lease, StaleLeaseError
 from app.db.repositories import workers
 from app.db.session import Database
 
@@ -28,11 +28,17 @@ LONGEST_GOODBYE_SECONDS = 5.0
 
 @dataclass
 class LeaseWatch:
-    """What is known of a lease. Written by the heartbeat thread, read by the main thread."""
+    """What is known of a lease. Written by the heartbeat thread and as progress is stored, read by the main thread."""
 
     lease: Lease
     cancel_requested: bool = False
+    pause_requested: bool = False
     lost: bool = False
+
+    def hear(self, asked: Asked) -> None:
+        """Take note of what the job's tenant asks for now."""
+        self.cancel_requested |= asked.cancel
+        self.pause_requested = asked.pause
 
 
 class Heartbeat:
@@ -102,6 +108,6 @@ class Heartbeat:
         if watch.lost:
             return
         try:
-            watch.cancel_requested |= queue.heartbeat(self._database, watch.lease, self._lease_seconds)
+            watch.hear(queue.heartbeat(self._database, watch.lease, self._lease_seconds))
         except StaleLeaseError:
             watch.lost = True

@@ -65,11 +65,11 @@ class JobRoom:
 
 
 def run_job(room: JobRoom, job: ClaimedJob, watch: LeaseWatch, slot: int) -> Working[float, bool]:
-    """Run the job in `slot` of the bank to its end, to a cancellation, or until the worker stops and gives it back.
+    """Run the job in `slot` of the bank to its end, to a cancellation, or until it is paused or the worker stops.
 
     Returns whether this ended the job; False when it was given back or left to another worker.
     """
-    recorder = Recorder(room.database, job.lease)
+    recorder = Recorder(room.database, watch)
     try:
         return (yield from settle(room.database, job.lease, recorder, _work(room, job, watch, recorder, slot)))
     finally:
@@ -148,7 +148,8 @@ def _train(
             at_rest = False
             recorder.step(event.metrics)
             room.faults.hit("step.after")
-        if room.stopping.is_set() and (at_rest or isinstance(event, StepDone)):
+        if (watch.pause_requested or room.stopping.is_set()) and (at_rest or isinstance(event, StepDone)):
+            recorder.note("Training paused" + (": the worker is stopping" if room.stopping.is_set() else ""))
             yield from _give_back(room, job, run, recorder, snapshot=not at_rest)
             return False
         if isinstance(event, StepDone) and pace.due(event.metrics.step):
@@ -176,7 +177,6 @@ def _give_back(
     room: JobRoom, job: ClaimedJob, run: TrainingRun, recorder: Recorder, *, snapshot: bool
 ) -> Generator[float, None, None]:
     """Hand the job back uncharged; whoever takes it next goes on from here."""
-    recorder.note("Training paused: the worker is stopping")
     recorder.flush()
     if snapshot:
         save_snapshot(room.database, job.lease, run, room.faults)

@@ -34,11 +34,11 @@ SUFFIX = {"hf": "tar", "gguf": "gguf"}
 
 
 def run_merge(room: JobRoom, job: ClaimedMerge, watch: LeaseWatch) -> Working[float, bool]:
-    """Merge to the end, to a cancellation, or until the worker stops and gives the job back.
+    """Merge to the end, to a cancellation, or until the job is given back: paused, or the worker stops.
 
     Returns whether this ended the job; False when it was given back or left to another worker.
     """
-    recorder = Recorder(room.database, job.lease)
+    recorder = Recorder(room.database, watch)
     return (yield from settle(room.database, job.lease, recorder, _merge(room, job, watch, recorder)))
 
 
@@ -109,7 +109,7 @@ def _ended_early(room: JobRoom, job: ClaimedMerge, watch: LeaseWatch) -> Pauses[
             lambda: queue.finish_cancelled(room.database, job.lease), what="cancel", patience=FINISH_PATIENCE
         )
         return True
-    if room.stopping.is_set():
+    if watch.pause_requested or room.stopping.is_set():
         yield from patiently(
             lambda: queue.give_back(room.database, job.lease), what="give back", patience=GIVE_BACK_PATIENCE
         )

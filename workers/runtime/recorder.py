@@ -6,9 +6,9 @@ import structlog
 
 from app.contracts.training import StepMetrics
 from app.db import queue
-from app.db.queue import Lease
 from app.db.repositories.jobs import NewEvent
 from app.db.session import Database
+from workers.runtime.heartbeat import LeaseWatch
 from workers.runtime.retry import DATABASE_AWAY
 
 log = structlog.get_logger()
@@ -19,8 +19,9 @@ KEPT_WHILE_AWAY = 5000
 class Recorder:
     """Holds the newest events of one job until they are written, at most 20 steps or a second later."""
 
-    def __init__(self, database: Database, lease: Lease) -> None:
-        self._database, self._lease = database, lease
+    def __init__(self, database: Database, watch: LeaseWatch) -> None:
+        """Each write also tells `watch` what the tenant asks for."""
+        self._database, self._watch = database, watch
         self._latest: StepMetrics | None = None
         self._events: list[NewEvent] = []
         self._steps = 0
@@ -52,9 +53,10 @@ class Recorder:
         if not self._events:
             return
         try:
-            queue.record_progress(self._database, self._lease, self._latest, self._events)
+            asked = queue.record_progress(self._database, self._watch.lease, self._latest, self._events)
         except DATABASE_AWAY as error:
-            log.warning("progress kept for later", job=self._lease.job_id, error=str(error.orig))
+            log.warning("progress kept for later", job=self._watch.lease.job_id, error=str(error.orig))
             del self._events[:-KEPT_WHILE_AWAY]
             return
+        self._watch.hear(asked)
         self._events = []

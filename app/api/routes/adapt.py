@@ -11,6 +11,7 @@ from app.api.routes.fine_tuning_jobs import shaped
 from app.api.schemas.fine_tuning import AdaptBody, EvaluateBody
 from app.api.schemas.jobs import AdaptResult
 from app.api.streaming import unless_disconnected
+from app.contracts.training import TERMINAL_STATUSES
 from app.core.errors import TrainingFailedError
 from app.db.tables import Job
 from app.services import jobs
@@ -78,7 +79,7 @@ def _queue(held: Resources, tenant_id: str, body: AdaptBody, idempotency_key: st
 
 def _answer(held: Resources, job: Job) -> tuple[dict[str, Any], int]:
     with held.database.read() as session:
-        if job.status in ("queued", "running"):
+        if job.status not in TERMINAL_STATUSES:
             return shaped(session, job).model_dump(), 202
         if job.status != "succeeded":
             error = job.error or {}

@@ -82,9 +82,27 @@ def retrieve_job(job_id: ResourceId, database: DatabaseDep, tenant_id: TenantDep
 
 @router.post("/{job_id}/cancel")
 def cancel_job(job_id: ResourceId, database: DatabaseDep, tenant_id: TenantDep) -> JobObject:
-    """Cancel a job: a queued one at once, a running one at its worker's next heartbeat."""
+    """Cancel a job: one that waits at once, a running one as soon as its worker hears of it."""
     with database.write() as session:
         return shaped(session, jobs.cancel_job(session, tenant_id, job_id))
+
+
+@router.post("/{job_id}/pause")
+def pause_job(job_id: ResourceId, database: DatabaseDep, tenant_id: TenantDep) -> JobObject:
+    """Pause a job: a queued one at once, a running one after its current step. It keeps what it has trained."""
+    with database.write() as session:
+        return shaped(session, jobs.pause_job(session, tenant_id, job_id))
+
+
+@router.post("/{job_id}/resume")
+def resume_job(job_id: ResourceId, database: DatabaseDep, redis: RedisDep, tenant_id: TenantDep) -> JobObject:
+    """Queue a paused job again; it goes on from where it was paused."""
+    with database.write() as session:
+        job = jobs.resume_job(session, tenant_id, job_id)
+        answer = shaped(session, job)
+    if job.status == "queued":
+        jobs.wake(redis, job)
+    return answer
 
 
 @router.get("/{job_id}/events")

@@ -14,7 +14,7 @@ from app.db.queue.finish import (
     finish_succeeded,
     give_back,
 )
-from app.db.queue.lease import ClaimedJob, ClaimedMerge, Lease, StaleLeaseError, heartbeat
+from app.db.queue.lease import Asked, ClaimedJob, ClaimedMerge, Lease, StaleLeaseError, heartbeat
 from app.db.queue.leftovers import drop_leftovers
 from app.db.queue.output import finish_merged
 from app.db.queue.progress import record_progress, save_checkpoint
@@ -22,6 +22,7 @@ from app.db.queue.snapshots import SavedSnapshot, load_snapshot, save_snapshot
 from app.db.queue.staging import StagedBytes, begin_staging, extend_staged
 
 __all__ = [
+    "Asked",
     "ClaimedJob",
     "ClaimedMerge",
     "Lease",

@@ -57,12 +57,14 @@ def _next_job() -> Select[Job]:
 
 
 def _lost(session: Session, base_model: str, max_attempts: int) -> Job | None:
-    """Return a lost job that can be tried again, after ending those that cannot."""
+    """Return a lost job that can be tried again, after ending or pausing others."""
     while (job := session.scalar(LOST_JOB, {"base": base_model})) is not None:
         if job.cancel_requested:
             _end(session, job, "cancelled", NewEvent("Job cancelled"))
         elif job.attempts >= max_attempts:
             _give_up(session, job)
+        elif job.pause_requested:
+            _put_aside(session, job)
         else:
             return job
     return None
@@ -134,6 +136,12 @@ def _give_up(session: Session, job: Job) -> None:
     message = f"the worker stopped responding in each of {job.attempts} attempts; the job was given up"
     job.error = {"code": "worker_lost", "message": message, "param": None}
     _end(session, job, "failed", NewEvent(f"Job failed: {message}", level="error"))
+
+
+def _put_aside(session: Session, job: Job) -> None:
+    job.status, job.lease_owner, job.lease_expires_at = "paused", None, None
+    session.flush()
+    add_event(session, job.tenant_id, job.id, NewEvent("Job paused"))
 
 
 def _end(session: Session, job: Job, status: str, event: NewEvent) -> None:

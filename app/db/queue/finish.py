@@ -82,26 +82,27 @@ def finish_cancelled(db: Database, lease: Lease) -> None:
 
 
 def give_back(db: Database, lease: Lease) -> None:
-    """Return an unfinished job to the queue at no charge: for a worker that shuts down. Raises StaleLeaseError.
+    """Return an unfinished job at no charge: for a worker that shuts down, or for a pause. Raises StaleLeaseError.
 
-    The next worker resumes from the last snapshot. A job that was to be cancelled is cancelled instead.
+    It is paused if that was asked for, cancelled if that was, else back in the queue; the next worker resumes from the
+    last snapshot.
     """
     with db.write() as session:
-        cancelled = fence(
+        asked = fence(
             session,
             lease,
-            status=case((Job.cancel_requested, "cancelled"), else_="queued"),
+            status=case((Job.cancel_requested, "cancelled"), (Job.pause_requested, "paused"), else_="queued"),
             finished_at=case((Job.cancel_requested, db_now()), else_=null()),
             attempts=Job.attempts - 1,
             lease_owner=None,
             lease_expires_at=None,
         )
-        if cancelled:
+        if asked.cancel:
             drop_leftovers(session, lease.tenant_id, lease.job_id)
-        else:
+        elif not asked.pause:
             queue_accounts.join(session, lease.tenant_id, session.get_one(Job, lease.job_id).base_model)
-        message = "Job cancelled" if cancelled else "Its worker shuts down: back in the queue"
-        add_event(session, lease.tenant_id, lease.job_id, NewEvent(message))
+        done = "Job cancelled" if asked.cancel else "Job paused" if asked.pause else "Given back: in the queue again"
+        add_event(session, lease.tenant_id, lease.job_id, NewEvent(done))
 
 
 def end(session: Session, lease: Lease, status: JobStatus, **changes: object) -> None:

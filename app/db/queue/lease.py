@@ -1,6 +1,7 @@
 """The lease and its fence: the one conditional UPDATE that every write of a worker begins with."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from sqlalchemy import update
 from sqlalchemy.orm import Session
@@ -13,6 +14,13 @@ from app.db.tables import Job, db_now
 
 class StaleLeaseError(Exception):
     """The job has ended or another worker holds it: drop the work, write nothing, delete nothing."""
+
+
+class Asked(NamedTuple):
+    """What the job's tenant has asked its worker for: to end it, to put it aside."""
+
+    cancel: bool
+    pause: bool
 
 
 @dataclass(frozen=True)
@@ -52,13 +60,13 @@ class ClaimedMerge:
     attempts: int
 
 
-def fence(session: Session, lease: Lease, **changes: object) -> bool:
-    """Apply `changes` to the job if the lease still holds and say whether cancelling was asked for.
+def fence(session: Session, lease: Lease, **changes: object) -> Asked:
+    """Apply `changes` to the job if the lease still holds and return what its tenant has asked for.
 
     Must come first in its transaction: the row stays locked, so nobody can claim the job before the commit.
     Raises StaleLeaseError when fenced out.
     """
-    cancel_requested = session.scalar(
+    asked = session.execute(
         update(Job)
         .where(
             Job.id == lease.job_id,
@@ -67,15 +75,15 @@ def fence(session: Session, lease: Lease, **changes: object) -> bool:
             Job.status == "running",
         )
         .values(**{"lease_owner": lease.worker_id, **changes})
-        .returning(Job.cancel_requested)
+        .returning(Job.cancel_requested, Job.pause_requested)
         .execution_options(synchronize_session=False)
-    )
-    if cancel_requested is None:
+    ).first()
+    if asked is None:
         raise StaleLeaseError(f"job {lease.job_id}: lease {lease.token} of worker {lease.worker_id} is no longer valid")
-    return cancel_requested
+    return Asked(*asked)
 
 
-def heartbeat(db: Database, lease: Lease, lease_seconds: float) -> bool:
-    """Extend the lease to `lease_seconds` from now; True when the worker should cancel. Raises StaleLeaseError."""
+def heartbeat(db: Database, lease: Lease, lease_seconds: float) -> Asked:
+    """Extend the lease to `lease_seconds` from now; return what the tenant has asked for. Raises StaleLeaseError."""
     with db.write() as session:
         return fence(session, lease, lease_expires_at=db_now() + lease_seconds)

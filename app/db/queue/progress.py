@@ -8,20 +8,24 @@ from app.contracts.training import StepMetrics
 from app.core.ids import new_id
 from app.db.blobs import write_blob
 from app.db.queue.accounts import charge_tokens
-from app.db.queue.lease import Lease, fence
+from app.db.queue.lease import Asked, Lease, fence
 from app.db.repositories.jobs import NewEvent, add_event
 from app.db.session import Database
 from app.db.tables import JobCheckpoint
 
 
-def record_progress(db: Database, lease: Lease, metrics: StepMetrics | None, events: Sequence[NewEvent] = ()) -> None:
-    """Store the newest metrics, if any, with their tokens charged, and append events. Raises StaleLeaseError."""
+def record_progress(db: Database, lease: Lease, metrics: StepMetrics | None, events: Sequence[NewEvent] = ()) -> Asked:
+    """Store the newest metrics, if any, with their tokens charged, and append events.
+
+    Returns what the tenant has asked for. Raises StaleLeaseError.
+    """
     with db.write() as session:
-        fence(session, lease, **({} if metrics is None else {"progress": metrics.model_dump()}))
+        asked = fence(session, lease, **({} if metrics is None else {"progress": metrics.model_dump()}))
         if metrics is not None:
             charge_tokens(session, lease, metrics.tokens)
         for event in events:
             add_event(session, lease.tenant_id, lease.job_id, event)
+        return asked
 
 
 def save_checkpoint(  # noqa: PLR0917 - the order of the columns

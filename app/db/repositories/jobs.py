@@ -109,31 +109,31 @@ def list(
     return fetch_page(session, query, Job.id, after=after, limit=limit, order=order)
 
 
-def count(session: Session, tenant_id: str, status: JobStatus) -> int:
-    """Return how many of the tenant's jobs are in `status`."""
-    query = select(func.count()).select_from(Job).where(Job.tenant_id == tenant_id, Job.status == status)
+def count(session: Session, tenant_id: str, *statuses: JobStatus) -> int:
+    """Return how many of the tenant's jobs are in one of `statuses`."""
+    query = select(func.count()).select_from(Job).where(Job.tenant_id == tenant_id, Job.status.in_(statuses))
     return session.scalar(query) or 0
 
 
 def request_cancel(session: Session, tenant_id: str, job_id: str) -> Job | None:
-    """Cancel the job: at once when queued, by its worker's next heartbeat when running, not at all when it has ended.
+    """Cancel the job: at once when it waits, by its worker's next heartbeat when running, not at all when it has ended.
 
     Returns the job as it now is, or None when the tenant has no such job.
     """
-    queued = Job.status == "queued"
+    waiting = Job.status.in_(["queued", "paused"])
     cancelled = session.scalar(
         update(Job)
-        .where(Job.id == job_id, Job.tenant_id == tenant_id, Job.status.in_(["queued", "running"]))
+        .where(Job.id == job_id, Job.tenant_id == tenant_id, Job.status.in_(["queued", "paused", "running"]))
         .values(
             cancel_requested=True,
-            status=case((queued, "cancelled"), else_=Job.status),
-            finished_at=case((queued, db_now()), else_=null()),
+            status=case((waiting, "cancelled"), else_=Job.status),
+            finished_at=case((waiting, db_now()), else_=null()),
         )
         .returning(Job.status)
         .execution_options(synchronize_session=False)
     )
     if cancelled == "cancelled":
-        add_event(session, tenant_id, job_id, NewEvent("Job cancelled before it started"))
+        add_event(session, tenant_id, job_id, NewEvent("Job cancelled while it waited"))
     elif cancelled == "running":
         add_event(session, tenant_id, job_id, NewEvent("Cancellation requested"))
     query = select(Job).where(Job.id == job_id, Job.tenant_id == tenant_id)

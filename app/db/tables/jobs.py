@@ -46,6 +46,8 @@ class Job(Base):
     started_at: Mapped[float | None] = mapped_column(Float(53))
     finished_at: Mapped[float | None] = mapped_column(Float(53))
     cancel_requested: Mapped[bool] = mapped_column(Boolean, server_default="0")
+    pause_requested: Mapped[bool] = mapped_column(Boolean, server_default="0")
+    """Its tenant wants it paused; true while it is."""
     attempts: Mapped[int] = mapped_column(Integer, server_default="0")
     lease_token: Mapped[int] = mapped_column(Integer, server_default="0")
     lease_owner: Mapped[str | None] = mapped_column(String(64))

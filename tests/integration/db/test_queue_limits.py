@@ -158,7 +158,10 @@ def test_the_tenants_own_limit_on_queued_jobs_comes_before_the_settings(
     for _ in range(queued):
         with database.write() as session:
             queue_once(session, tenant, lambda: rows.add_job(session, tenant), None, max_queued=3)
-    with pytest.raises(QuotaError, match=f"You have {queued} queued jobs") as refused, database.write() as session:
+    with (
+        pytest.raises(QuotaError, match=f"You have {queued} queued and paused jobs") as refused,
+        database.write() as session,
+    ):
         queue_once(session, tenant, lambda: rows.add_job(session, tenant), None, max_queued=3)
     assert (refused.value.status, refused.value.code, refused.value.retry_after) == (429, "too_many_queued_jobs", 30)
 

@@ -25,7 +25,7 @@ def test_a_large_snapshot_comes_back_and_lets_others_write_meanwhile(
     database: Database, tenant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease = start(database, tenant)
-    beats: list[bool] = []
+    beats: list[queue.Asked] = []
     extend = queue.staging.extend_staged
 
     def extend_then_beat(*arguments: object) -> None:
@@ -34,7 +34,7 @@ def test_a_large_snapshot_comes_back_and_lets_others_write_meanwhile(
 
     monkeypatch.setattr(queue.staging, "extend_staged", extend_then_beat)
     queue.save_snapshot(database, lease, 1, LARGE, {"a": 1})
-    assert beats == [False, False, False]
+    assert beats == [(False, False)] * 3
     with database.read() as session:
         saved = queue.load_snapshot(session, tenant, lease.job_id)
     assert saved is not None

@@ -129,12 +129,12 @@ def test_cancelling_a_queued_job_is_immediate(database: Database, tenant: str) -
 
 
 def test_cancelling_a_running_job_goes_through_its_heartbeat(database: Database, tenant: str, lease: Lease) -> None:
-    assert queue.heartbeat(database, lease, 30.0) is False
+    assert queue.heartbeat(database, lease, 30.0) == queue.Asked(cancel=False, pause=False)
     with database.write() as session:
         asked = jobs.request_cancel(session, tenant, lease.job_id)
     assert asked is not None
     assert (asked.status, asked.finished_at) == ("running", None)
-    assert queue.heartbeat(database, lease, 30.0) is True
+    assert queue.heartbeat(database, lease, 30.0) == queue.Asked(cancel=True, pause=False)
     queue.finish_cancelled(database, lease)
     assert rows.read_job(database, lease.job_id).status == "cancelled"
 
@@ -170,4 +170,4 @@ def test_a_job_given_back_keeps_its_snapshot(database: Database, tenant: str, le
         events = jobs.events(session, tenant, lease.job_id)[0]
     assert loaded is not None
     assert loaded.step == 5
-    assert [event.message for event in events[:2]] == ["Job resumed", "Its worker shuts down: back in the queue"]
+    assert [event.message for event in events[:2]] == ["Job resumed", "Given back: in the queue again"]

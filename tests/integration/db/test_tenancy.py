@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from app.db import blobs, queue, repositories
 from app.db.blobs import write_blob
-from app.db.repositories import adapters, api_keys, files, idempotency, jobs, tenants
+from app.db.repositories import adapters, api_keys, files, idempotency, jobs, pauses, tenants
 from app.db.session import Database
 from tests.integration.db import rows
 
@@ -129,6 +129,8 @@ WRITES: dict[str, Callable[[Session, str, dict[str, str]], object]] = {
     "api_keys.mark_used": lambda s, t, o: api_keys.mark_used(s, t, o["key"]),
     "files.delete": lambda s, t, o: files.delete(s, t, o["file"]),
     "jobs.request_cancel": lambda s, t, o: jobs.request_cancel(s, t, o["job"]),
+    "pauses.request": lambda s, t, o: pauses.request(s, t, o["job"]),
+    "pauses.resume": lambda s, t, o: pauses.resume(s, t, o["job"]),
     "adapters.delete": lambda s, t, o: adapters.delete(s, t, o["adapter"]),
     "blobs.delete_blob_if_unused": lambda s, t, o: blobs.delete_blob_if_unused(s, t, o["blob"]),
     "adapters.activate": lambda s, t, o: refused(

@@ -150,6 +150,25 @@ def test_a_cancelled_job_and_a_failed_job(client: OpenAI, worker: Any) -> None:
         client.fine_tuning.jobs.cancel(job.id)
 
 
+def test_a_job_is_paused_and_resumed(client: OpenAI, worker: Any) -> None:
+    file = upload(client)
+    job = client.fine_tuning.jobs.create(model=BASE, training_file=file)
+    for _ in range(2):
+        assert client.fine_tuning.jobs.pause(job.id).status == "paused"
+    worker.finish_job = publish
+    other = client.fine_tuning.jobs.create(model=BASE, training_file=file)
+    worker.wait_until(lambda: client.fine_tuning.jobs.retrieve(other.id).status == "succeeded")
+    assert client.fine_tuning.jobs.retrieve(job.id).status == "paused"
+    assert client.fine_tuning.jobs.resume(job.id).status in {"queued", "running", "succeeded"}
+    worker.wait_until(lambda: client.fine_tuning.jobs.retrieve(job.id).status == "succeeded")
+    for call, what in ((client.fine_tuning.jobs.pause, "paused"), (client.fine_tuning.jobs.resume, "resumed")):
+        with pytest.raises(openai.BadRequestError, match=f"has succeeded and cannot be {what}") as ended:
+            call(job.id)
+        assert ended.value.code == "job_ended"
+        with pytest.raises(openai.NotFoundError):
+            call("ftjob-unknown")
+
+
 def test_a_retried_creation_makes_one_job(client: OpenAI) -> None:
     body = {"model": BASE, "training_file": upload(client), "extra_headers": {"Idempotency-Key": "a-key"}}
     first, second = (client.fine_tuning.jobs.create(**body) for _ in range(2))

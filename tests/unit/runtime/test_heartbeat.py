@@ -8,7 +8,7 @@ import redis
 
 from app.bus import names
 from app.bus.connection import connect
-from app.db.repositories import base_models, jobs, workers
+from app.db.repositories import base_models, jobs, pauses, workers
 from app.db.session import Database
 from app.db.tables import WorkerRow
 from tests.unit.runtime.conftest import Room
@@ -74,6 +74,17 @@ def test_it_passes_on_a_cancellation(room: Room, heartbeat: Heartbeat) -> None:
     with room.database.write() as session:
         jobs.request_cancel(session, room.tenant, job_id)
     wait_for(lambda: watch.cancel_requested)
+
+
+def test_it_passes_on_a_pause_and_its_withdrawal(room: Room, heartbeat: Heartbeat) -> None:
+    job_id = room.enqueue()
+    watch = heartbeat.watch(room.claim().lease)
+    with room.database.write() as session:
+        pauses.request(session, room.tenant, job_id)
+    wait_for(lambda: watch.pause_requested)
+    with room.database.write() as session:
+        pauses.resume(session, room.tenant, job_id)
+    wait_for(lambda: not watch.pause_requested)
 
 
 def test_it_notices_a_lost_lease(room: Room, heartbeat: Heartbeat) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy.exc import OperationalError
 
 from app.db import queue
 from app.db.blobs import read_blob
-from app.db.repositories import jobs
+from app.db.repositories import jobs, pauses
 from app.db.tables import BlobChunk, Job, JobCheckpoint, JobSnapshot
 from tests.faults.jobs import STEPS, config_of
 from tests.unit.runtime.conftest import SLOT, Room
@@ -256,3 +256,59 @@ def test_snapshots_are_taken_at_the_interval(room: Room) -> None:
     interrupt_after(room, 10)
     with room.database.read() as session:
         assert session.scalars(select(JobSnapshot.step).order_by(JobSnapshot.step)).all() == [5, 10]
+
+
+def pause_after(room: Room, job_id: str, step: int) -> list[str]:
+    """Run the job's next attempt and pause it once it has done `step`; return what its history says of that attempt."""
+    before = len(room.messages(job_id))
+    job = room.claim()
+    watch = LeaseWatch(job.lease)
+    for _ in room.slices(job, watch):
+        done = room.job(job_id).progress
+        if done is not None and int(str(done["step"])) >= step and not room.job(job_id).pause_requested:
+            with room.database.write() as session:
+                pauses.request(session, room.tenant, job_id)
+            watch.hear(queue.heartbeat(room.database, job.lease, 60))
+    return room.messages(job_id)[before:]
+
+
+def test_a_paused_job_stops_after_its_step_and_goes_on_as_if_it_never_had(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.runtime.recorder.MAX_STEPS", 1)
+    room.enqueue()
+    room.run(room.claim())
+    job_id = room.enqueue()
+    for step in (1, 5):
+        told = pause_after(room, job_id, step)
+        assert room.job(job_id).status == "paused"
+        assert [line.split(":")[0] for line in told if line.startswith("Step ")][-1] == f"Step {step + 1}/{STEPS}"
+        assert told[-2:] == ["Training paused", "Job paused"]
+        with room.database.write() as session:
+            assert pauses.resume(session, room.tenant, job_id) is not None
+    room.run(room.claim())
+    assert [m for m in room.messages(job_id) if m.startswith("Resumed")] == [f"Resumed after step {s}" for s in (2, 6)]
+    unbroken, paused = room.versions()
+    assert paused.sha256 == unbroken.sha256
+    assert room.job(job_id).attempts == 1
+
+
+def test_a_pause_before_the_first_step_gives_the_job_back_at_once(room: Room) -> None:
+    job_id = room.enqueue()
+    job = room.claim()
+    with room.database.write() as session:
+        pauses.request(session, room.tenant, job_id)
+    list(room.slices(job, LeaseWatch(job.lease, pause_requested=True)))
+    assert (room.job(job_id).status, room.job(job_id).progress) == ("paused", None)
+
+
+def test_storing_progress_brings_word_of_a_pause(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.runtime.recorder.MAX_STEPS", 1)
+    job_id = room.enqueue()
+    job = room.claim()
+    with room.database.write() as session:
+        pauses.request(session, room.tenant, job_id)
+    list(room.slices(job, LeaseWatch(job.lease)))
+    progress = room.job(job_id).progress
+    assert progress is not None
+    assert (room.job(job_id).status, progress["step"]) == ("paused", 1)

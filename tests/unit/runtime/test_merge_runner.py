@@ -14,7 +14,7 @@ from app.contracts.training import LoRAConfig
 from app.db import queue
 from app.db.blobs import CHUNK_BYTES, read_blob
 from app.db.queue import ClaimedMerge
-from app.db.repositories import adapters, jobs
+from app.db.repositories import adapters, jobs, pauses
 from app.db.tables import BlobChunk, File
 from tests.unit.runtime.conftest import Room
 from workers.lora.adapter_file import to_peft
@@ -136,6 +136,17 @@ def test_a_cancelled_merge_stops_exporting(room: Room, endless: threading.Event)
     watch.cancel_requested = True
     assert list(slices) == []
     assert (room.job(job_id).status, files(room), chunks(room)) == ("cancelled", [], before)
+
+
+def test_a_paused_merge_begins_anew_when_it_is_resumed(room: Room, endless: threading.Event) -> None:
+    job_id, job = enqueue(room), claim(room)
+    with room.database.write() as session:
+        pauses.request(session, room.tenant, job_id)
+    assert list(run_merge(room.room, job, LeaseWatch(job.lease))) == []
+    assert (room.job(job_id).status, room.job(job_id).attempts, files(room)) == ("paused", 0, [])
+    with room.database.write() as session:
+        pauses.resume(session, room.tenant, job_id)
+    assert claim(room).lease.job_id == job_id
 
 
 def test_a_stopping_worker_gives_the_merge_back(room: Room, endless: threading.Event) -> None:
