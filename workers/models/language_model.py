@@ -97,6 +97,10 @@ class LanguageModel:
         """Return an empty cache for one sequence of up to `capacity` tokens."""
         return SequenceCache([s.mixer.new_state(capacity) for s in self.sublayers()], capacity)
 
+    def state_bytes(self, capacity: int) -> int:
+        """Return how many bytes such a cache takes at most."""
+        return sum(s.mixer.state_bytes(capacity) for s in self.sublayers())
+
     def hidden(
         self, batch: PackedBatch, caches: Sequence[SequenceCache] | None = None, *, recompute: bool = False
     ) -> Tensor:

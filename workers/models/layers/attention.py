@@ -13,8 +13,9 @@ from workers.kernels.rms_norm import rms_norm
 from workers.models.cache import LayerState
 from workers.models.config import AttentionSpec
 from workers.models.layers.context import BatchContext
+from workers.models.layers.key_value_state import KeyValueState, rounded_up
 from workers.models.layers.linear import LinearGroup
-from workers.models.layers.packed_attention import KeyValueState, cached_attention, packed_attention
+from workers.models.layers.packed_attention import cached_attention, packed_attention
 from workers.models.layers.rope import Rotation, rotate, rotate_
 from workers.models.weight import Weight, new_weight
 
@@ -51,9 +52,12 @@ class Attention:
         return []
 
     def new_state(self, capacity: int) -> LayerState | None:
-        """Return room for `capacity` keys and values."""
-        shape = (capacity, 2 * self.kv_heads, self.head_dim)
-        return KeyValueState(self.qkv.weight_NK.new_empty(shape))
+        """Return a state that grows to `capacity` keys and values."""
+        return KeyValueState(self.qkv.weight_NK.new_empty((0, 2 * self.kv_heads, self.head_dim)), capacity)
+
+    def state_bytes(self, capacity: int) -> int:
+        """Return the bytes of whole blocks for `capacity` keys and values."""
+        return rounded_up(capacity) * 2 * self.kv_heads * self.head_dim * self.qkv.weight_NK.dtype.itemsize
 
     def forward(self, x_TD: Tensor, context: BatchContext, states: Sequence[LayerState | None] | None) -> Tensor:
         """Return the attention's output [T, D]."""

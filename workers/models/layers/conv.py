@@ -25,6 +25,7 @@ class Conv:
 
     def __init__(self, spec: ConvSpec, width: int, prefix: str, device: torch.device, dtype: torch.dtype) -> None:
         name, shape = f"{prefix}.weight", (width, spec.taps)
+        self._itemsize = dtype.itemsize
         self.weight = new_weight(name, shape, device, dtype, wide=True, dense_target="conv1d")
 
     def groups(self) -> list[LinearGroup]:
@@ -42,6 +43,11 @@ class Conv:
     def new_state(self, capacity: int) -> LayerState | None:  # noqa: ARG002
         """Return the state before the first token; its size does not depend on `capacity`."""
         return RecurrentState()
+
+    def state_bytes(self, capacity: int) -> int:  # noqa: ARG002
+        """Return the bytes of the last W − 1 inputs."""
+        width, taps = self.weight.shape
+        return width * (taps - 1) * self._itemsize
 
     def forward(self, x_TD: Tensor, context: BatchContext, states: Sequence[LayerState | None] | None) -> Tensor:
         """Return the convolution [T, D]."""

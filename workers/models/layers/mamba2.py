@@ -57,6 +57,10 @@ class Mamba2:
         """Return the state before the first token; its size does not depend on `capacity`."""
         return RecurrentState()
 
+    def state_bytes(self, capacity: int) -> int:  # noqa: ARG002
+        """Return the bytes of the convolution's last inputs and of the scan's state."""
+        return self.conv.state_bytes() + self.spec.inner * self.spec.state * self.a_log.dtype.itemsize
+
     def forward(self, x_TD: Tensor, context: BatchContext, states: Sequence[LayerState | None] | None) -> Tensor:
         """Return the layer's output [T, D]."""
         spec = self.spec

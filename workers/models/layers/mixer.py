@@ -33,6 +33,10 @@ class Mixer(Protocol):
         """Return an empty state for one sequence of up to `capacity` tokens; None if the layer has none."""
         ...
 
+    def state_bytes(self, capacity: int) -> int:
+        """Return how many bytes that state takes at most."""
+        ...
+
     def forward(self, x_TD: Tensor, context: BatchContext, states: Sequence[LayerState | None] | None) -> Tensor:
         """Return what the layer adds to the residual stream [T, D]."""
         ...

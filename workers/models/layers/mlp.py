@@ -41,6 +41,10 @@ class Mlp:
         """Return None."""
         return None
 
+    def state_bytes(self, capacity: int) -> int:  # noqa: ARG002
+        """Return 0."""
+        return 0
+
     def forward(self, x_TD: Tensor, context: BatchContext, states: Sequence[LayerState | None] | None) -> Tensor:  # noqa: ARG002
         """Return the MLP's output [T, D]."""
         return self.down.project(swiglu(self.gate_up.project(x_TD, context)), context)

@@ -83,6 +83,10 @@ class Moe:
         """Return None."""
         return None
 
+    def state_bytes(self, capacity: int) -> int:  # noqa: ARG002
+        """Return 0."""
+        return 0
+
     def forward(self, x_TD: Tensor, context: BatchContext, states: Sequence[LayerState | None] | None) -> Tensor:
         """Return the gated experts' outputs plus the shared MLP's [T, D]."""
         weights = [self.router, *self.gate_up.weights(), *self.down.weights()]

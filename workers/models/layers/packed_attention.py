@@ -2,7 +2,7 @@
 
 Knows tensors, lengths and key/value states. Neighbouring sequences of equal length are computed together.
 
-Legend: T rows, S sequences of a run, L tokens of one sequence, C capacity, M keys seen,
+Legend: T rows, S sequences of a run, L tokens of one sequence, M keys seen,
 H query heads, G key/value heads, E head width.
 """
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from workers.kernels.causal_attention import causal_attention, fused_attention, seen_mask
+from workers.models.layers.key_value_state import KeyValueState
 from workers.models.layers.runs import equal_runs
 
 
@@ -30,20 +31,6 @@ def packed_attention(q_THE: Tensor, k_TGE: Tensor, v_TGE: Tensor, lengths: Seque
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
-class KeyValueState:
-    """Keys and values of one sequence's tokens so far, in one buffer of fixed capacity [C, 2G, E], keys first."""
-
-    def __init__(self, kv_C2GE: Tensor, length: int = 0) -> None:
-        self.kv_C2GE = kv_C2GE
-        self.length = length
-
-    def clone(self) -> "KeyValueState":
-        """Return an independent copy with the same capacity."""
-        copy = torch.empty_like(self.kv_C2GE)
-        copy[: self.length] = self.kv_C2GE[: self.length]
-        return KeyValueState(copy, self.length)
-
-
 def cached_attention(
     q_THE: Tensor, kv_T2GE: Tensor, lengths: Sequence[int], states: Sequence[KeyValueState], window: int | None
 ) -> Tensor:
@@ -51,10 +38,8 @@ def cached_attention(
     outputs, start = [], 0
     for length, state in zip(lengths, states, strict=True):
         past = state.length
-        kv_M2GE = state.kv_C2GE.narrow(0, 0, past + length)
-        kv_M2GE.narrow(0, past, length).copy_(kv_T2GE.narrow(0, start, length))
+        kv_M2GE = state.append(kv_T2GE.narrow(0, start, length))
         outputs.append(_attend_cache(q_THE.narrow(0, start, length), kv_M2GE, past, window))
-        state.length = past + length
         start += length
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 

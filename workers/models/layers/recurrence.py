@@ -3,7 +3,7 @@
 Knows tensors, lengths and states. Legend: T rows, S sequences of a run, L tokens of one, C channels, W taps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,13 +26,23 @@ class Row(NamedTuple):
 class RecurrentState:
     """Of one sequence: the convolution's last W − 1 inputs and the scan's state, None before the first token."""
 
+    cuttable = False
+
     def __init__(self, taps: Row | None = None, scan: Row | None = None) -> None:
         self.taps = taps
         self.scan = scan
 
-    def clone(self) -> "RecurrentState":
+    def at(self, length: int, capacity: int) -> "RecurrentState":  # noqa: ARG002
         """Return an independent copy; states are replaced, never written in place."""
         return RecurrentState(self.taps, self.scan)
+
+    def compact(self) -> "RecurrentState":
+        """Return a copy of its own rows, which lets go of those of the sequences that ran with it."""
+        return RecurrentState(*(row and Row(row.of_S[row.number, None].clone(), 0) for row in (self.taps, self.scan)))
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Yield the tensors that its rows are a part of."""
+        yield from (row.of_S for row in (self.taps, self.scan) if row is not None)
 
 
 def _together(rows: Sequence[Row | None]) -> Tensor | None:
@@ -112,6 +122,7 @@ class Convolution:
         self, prefix: str, shape: tuple[int, int], device: torch.device, dtype: torch.dtype, *, bias: bool
     ) -> None:
         channels, taps = shape
+        self._state_bytes = channels * (taps - 1) * dtype.itemsize
         name = f"{prefix}.conv1d"
         self.weight = new_weight(f"{name}.weight", (channels, 1, taps), device, dtype, wide=True, dense_target="conv1d")
         self.bias = None
@@ -121,6 +132,10 @@ class Convolution:
     def weights(self) -> list[Weight]:
         """Return the kernel and, if there is one, the bias."""
         return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+    def state_bytes(self) -> int:
+        """Return the bytes of a sequence's last W − 1 inputs."""
+        return self._state_bytes
 
     def forward(self, x_TC: Tensor, runs: list[Run]) -> Tensor:
         """Return silu(conv(x)) [T, C], continuing each sequence's state and updating it."""

@@ -50,6 +50,10 @@ class SharedExpert:
         """Return None."""
         return None
 
+    def state_bytes(self, capacity: int) -> int:  # noqa: ARG002
+        """Return 0."""
+        return 0
+
     def forward(self, x_TD: Tensor, context: BatchContext, states: Sequence[LayerState | None] | None) -> Tensor:  # noqa: ARG002
         """Return the shared net's output plus the gated ones of the selected experts [T, D]."""
         shared_TD = self.down.project(relu(self.up.project(x_TD, context)), context)
