@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.gpu.test_cuda import CUDA, SMOLLM2, make_config, make_model, relative_error, start_adapter, windows
 from tests.gpu.test_state_spaces import CONFIGS
@@ -20,7 +21,6 @@ from workers.training.shared_pass import run_pass
 from workers.training.work import Work
 
 SLOTS = [0, 1, 2, 3]
-BOUNDS = [(torch.float32, 1e-4), (torch.bfloat16, 5e-2)]
 
 
 @dataclass
@@ -52,43 +52,62 @@ def _run(model: LanguageModel, works: list[Work]) -> list[float]:
             return stop.value  # type: ignore[no-any-return]
 
 
+def _gradients(mixture: Mixture, slot: int) -> Tensor:
+    leaves = mixture.bank.parameters(slot).values()
+    grads = [torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for leaf in leaves]
+    for leaf in leaves:
+        leaf.grad = None
+    return torch.cat([grad.flatten().double().cpu() for grad in grads])
+
+
+def _assert_no_worse(name: str, together: list[float], alone: list[float], dtype: torch.dtype) -> None:
+    """In float32 the errors are small; in bfloat16 they are no greater than without neighbours, give or take."""
+    print(f"{name} {dtype}: worst error together {max(together):.2e}, alone {max(alone):.2e}")
+    bounds = [1e-4 if dtype == torch.float32 else 1.5 * error + 1e-3 for error in alone]
+    assert all(error <= bound for error, bound in zip(together, bounds, strict=True))
+
+
 @pytest.mark.parametrize("kind", CONFIGS)
-@pytest.mark.parametrize(("dtype", "bound"), BOUNDS)
-def test_runs_in_one_pass_have_the_gradients_of_each_alone(kind: str, dtype: torch.dtype, bound: float) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_runs_in_one_pass_have_the_gradients_of_each_alone(kind: str, dtype: torch.dtype) -> None:
     lengths = [[33, 33], [7], [64, 2, 2], [33]]
     theirs: list[list[Window]] = [windows(CONFIGS[kind](), each, seed=slot) for slot, each in enumerate(lengths)]
     exact = Mixture.of(kind, torch.device("cpu"), torch.float64, dtype, trainable=True)
-    mixed = Mixture.of(kind, CUDA, dtype, dtype, trainable=True)
+    ours = Mixture.of(kind, CUDA, dtype, dtype, trainable=True)
     works = [Work(slot, tuple(theirs[slot]), share=1.0) for slot in SLOTS]
-    expected = [_run(exact.model, [work])[0] for work in works]
-    assert _run(mixed.model, works) == pytest.approx(expected, rel=bound)
-    worst = 0.0
-    for slot in SLOTS:
-        pairs = [(p.grad, exact.bank.parameters(slot)[n].grad) for n, p in mixed.bank.parameters(slot).items()]
-        ours = torch.cat([grad.flatten().double().cpu() for grad, _ in pairs if grad is not None])
-        worst = max(worst, relative_error(ours, torch.cat([grad.flatten() for _, grad in pairs if grad is not None])))
-    print(f"{kind} {dtype}: gradients of four runs in one pass, worst {worst:.2e}")
-    assert worst <= bound
+    expected_nll = [_run(exact.model, [work])[0] for work in works]
+    expected = [_gradients(exact, slot) for slot in SLOTS]
+    assert _run(ours.model, works) == pytest.approx(expected_nll, rel=1e-4 if dtype == torch.float32 else 5e-2)
+    together = [relative_error(_gradients(ours, slot), expected[slot]) for slot in SLOTS]
+    for work in works:
+        _run(ours.model, [work])
+    alone = [relative_error(_gradients(ours, slot), expected[slot]) for slot in SLOTS]
+    _assert_no_worse(f"{kind}, gradients of four runs", together, alone, dtype)
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-@pytest.mark.parametrize(("dtype", "bound"), BOUNDS)
-def test_decoding_a_mixture_equals_each_alone(kind: str, dtype: torch.dtype, bound: float) -> None:
-    exact = Mixture.of(kind, torch.device("cpu"), torch.float64, dtype, trainable=False)
-    mixed = Mixture.of(kind, CUDA, dtype, dtype, trainable=False)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_decoding_a_mixture_equals_each_alone(kind: str, dtype: torch.dtype) -> None:
+    exact = Mixture.of(kind, torch.device("cpu"), torch.float64, dtype, trainable=False).model
+    ours = Mixture.of(kind, CUDA, dtype, dtype, trainable=False).model
     slots = [2, -1, 0, 3, 3, 1, -1]
     prompts = [list(w.token_ids) for w in windows(CONFIGS[kind](), [20, 20, 3, 9, 9, 9, 50], seed=9)]
-    starts = [len(prompt) - 1 for prompt in prompts]
+
+    def last_logits(model: LanguageModel, numbers: list[int]) -> Tensor:
+        some, theirs = [prompts[number] for number in numbers], [slots[number] for number in numbers]
+        caches = [model.new_cache(64) for _ in some]
+        model.hidden(pack([prompt[:-1] for prompt in some], theirs, model.device), caches)
+        starts = [len(prompt) - 1 for prompt in some]
+        last = model.hidden(pack([prompt[-1:] for prompt in some], theirs, model.device, starts), caches)
+        return model.logits(last, theirs)
+
     with torch.no_grad():
-        caches = [mixed.model.new_cache(64) for _ in prompts]
-        mixed.model.hidden(pack([prompt[:-1] for prompt in prompts], slots, CUDA), caches)
-        last = mixed.model.hidden(pack([p[-1:] for p in prompts], slots, CUDA, starts), caches)
-        ours = mixed.model.logits(last, slots)
-        alone = [exact.model.hidden(pack([p], [slot], "cpu"))[-1:] for p, slot in zip(prompts, slots, strict=True)]
-        expected = [exact.model.logits(row, [slot])[0] for row, slot in zip(alone, slots, strict=True)]
-    worst = max(relative_error(ours[number], row) for number, row in enumerate(expected))
-    print(f"{kind} {dtype}: a decoding step of seven sequences of five slots, worst {worst:.2e}")
-    assert worst <= bound
+        expected = torch.cat([last_logits(exact, [number]) for number in range(len(slots))])
+        single = torch.cat([last_logits(ours, [number]) for number in range(len(slots))])
+        mixed = last_logits(ours, list(range(len(slots))))
+    together = [relative_error(row, right) for row, right in zip(mixed, expected, strict=True)]
+    alone = [relative_error(row, right) for row, right in zip(single, expected, strict=True)]
+    _assert_no_worse(f"{kind}, a decoding step of seven sequences of five slots", together, alone, dtype)
 
 
 def test_figures_of_mixed_adapters() -> None:
