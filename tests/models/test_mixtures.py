@@ -129,7 +129,7 @@ def test_gradients_of_a_slot_equal_those_alone(kind: str, mixture: Sequences) ->
                 assert _near(ours, expected), name
 
 
-def test_slots_beyond_the_places_and_exchanged_ones_are_served_as_they_are() -> None:
+def test_slots_beyond_the_places_and_exchanged_ones_are_served_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """More slots than places, in batches that change: places are taken over and factors exchanged under a slot."""
     model = float64_model(attention_config())
     bank = AdapterBank(model)
@@ -154,3 +154,7 @@ def test_slots_beyond_the_places_and_exchanged_ones_are_served_as_they_are() -> 
         bank.load(slot, _narrow(model, slot) if slot % 2 else every_target(model, seed=slot, rank=2))
     check(list(range(20, count)))
     check(list(range(20)))
+    monkeypatch.setattr("workers.lora.bank.MAX_RANK", 2)
+    bank.load(3, every_target(model, seed=3, rank=3))
+    assert model.places.apart == {3}
+    check([2, 3, 4, 5])

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from workers.lora.adapter import AdapterWeights
 from workers.models.language_model import LanguageModel
 from workers.models.layers.factor_stack import LowRank
+from workers.models.layers.linear import AdaptedLinear
+from workers.models.layers.places import MAX_RANK
 from workers.models.weight import Weight
 
 
@@ -69,21 +71,26 @@ class AdapterBank:
             self._model.dense_slots.add(slot)
         if trainable:
             self._trained[slot] = _Slot(adapter, parameters)
-            self._model.places.trained.add(slot)
+        if trainable or not _stacked(adapter):
+            self._model.places.apart.add(slot)
 
     def served_bytes(self, adapter: AdapterWeights) -> int:
-        """Return how many bytes an adapter takes in a slot that serves it."""
+        """Return how many bytes an adapter takes in a slot that serves it, its place in the stacks among them."""
         factors = sum(a_RK.numel() + b_NR.numel() for a_RK, b_NR in adapter.tensors.values())
+        stacked = 0
+        if _stacked(adapter):
+            held = [(self._modules.get(name), len(a_RK)) for name, (a_RK, _) in adapter.tensors.items()]
+            stacked = sum(m.stacked_bytes(rank) for m, rank in held if isinstance(m, AdaptedLinear))
         dense = [(name, tensor) for held in (adapter.dense, adapter.own) for name, tensor in held.items()]
         widths = {name: weight.dtype.itemsize for name, weight in self._weights.items()}
         width = self._dtype.itemsize
-        return factors * width + sum(tensor.numel() * widths.get(name, width) for name, tensor in dense)
+        return stacked + factors * width + sum(tensor.numel() * widths.get(name, width) for name, tensor in dense)
 
     def clear(self, slot: int) -> None:
         """Empty a slot."""
         self._trained.pop(slot, None)
         self._model.dense_slots.discard(slot)
-        self._model.places.trained.discard(slot)
+        self._model.places.apart.discard(slot)
         for module in self._modules.values():
             module.detach(slot)
         for weight in self._weights.values():
@@ -137,3 +144,8 @@ class AdapterBank:
         if not placed.to(weight.dtype).isfinite().all():
             raise ValueError(f"{name}: a value is not finite in {weight.dtype}")
         return placed
+
+
+def _stacked(adapter: AdapterWeights) -> bool:
+    """Whether an adapter that is served may have a place in the stacks."""
+    return all(len(a_RK) <= MAX_RANK for a_RK, _ in adapter.tensors.values())

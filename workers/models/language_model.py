@@ -38,8 +38,8 @@ class Sublayer:
 class LanguageModel:
     """Embedding, layers, final norm and head. Weights are uninitialised until they are loaded.
 
-    `dense_slots` are the slots that have dense tensors of their own, `places.trained` those whose factors change in
-    place; who fills slots says so there.
+    `dense_slots` are the slots that have dense tensors of their own, `places.apart` those whose factors are not to be
+    stacked; who fills slots says so there.
     """
 
     def __init__(self, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> None:

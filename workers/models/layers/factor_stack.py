@@ -64,6 +64,10 @@ class FactorStack:
             y_TN[span] += z_RN[first : first + span.stop - span.start]
             first += span.stop - span.start
 
+    def bytes_of(self, rank: int) -> int:
+        """Return what one member's columns of a place take."""
+        return rank * (self._inputs + sum(self._outputs)) * self._a_PKR.element_size()
+
     def forget(self, terms: Terms | None) -> None:
         """Let go of a slot's terms."""
         self._held = [None if held is terms else held for held in self._held]

@@ -42,6 +42,10 @@ class AdaptedLinear:
         self.delta.pop(slot, None)
         self._group.forget(slot)
 
+    def stacked_bytes(self, rank: int) -> int:
+        """Return what a term of this rank takes in the stack."""
+        return self._group.stack.bytes_of(rank)
+
 
 def check_term(name: str, term: LowRank, out_features: int, in_features: int) -> None:
     """Raise ValueError naming the module when a term's factors do not fit its shape."""
@@ -80,7 +84,7 @@ class LinearGroup:
         self._packed: Tensor | None = None
         self._outputs = [slice(*ends) for ends in pairwise(accumulate(members.values(), initial=0))]
         self._terms: dict[int, Terms] = {}
-        self._stack = FactorStack(list(members.values()), in_features, self.weight_NK)
+        self.stack = FactorStack(list(members.values()), in_features, self.weight_NK)
         self._slot_weights: dict[int, tuple[list[Tensor], Tensor]] = {}
 
     def weights(self) -> list[Weight]:
@@ -107,7 +111,7 @@ class LinearGroup:
 
     def forget(self, slot: int) -> None:
         """Notice that the terms of a slot have changed."""
-        self._stack.forget(self._terms.pop(slot, None))
+        self.stack.forget(self._terms.pop(slot, None))
         self._slot_weights.pop(slot, None)
         terms = tuple(member.delta.get(slot) for member in self.members)
         if any(terms):
@@ -126,7 +130,7 @@ class LinearGroup:
             if terms:
                 y_TN = y_TN + lora_terms(x_TK, self._outputs[-1].stop, terms)
         if context.stacked is not None:
-            self._stack.add(y_TN, x_TK, context.stacked, self._terms)
+            self.stack.add(y_TN, x_TK, context.stacked, self._terms)
         if self.bias_N is None:
             return y_TN
         biases = [member.bias for member in self.members if member.bias is not None]

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 MAX_PLACES = 32
-"""Slots beyond are multiplied one by one; a stack takes memory for each place, of the size of the greatest rank."""
+"""Slots beyond are multiplied one by one."""
+MAX_RANK = 32
+"""All places take the memory of the greatest rank; products of a greater one than this are worth going alone."""
 MAX_ROWS = 4
 """More rows of one slot than these are a product of their own."""
 SPARSE = 4
@@ -49,10 +51,10 @@ class Exchange:
 
 
 class Places:
-    """The slots that have places. `trained` are slots whose factors change in place and are never stacked."""
+    """The slots that have places. Those in `apart` never have one: their factors change in place or are too large."""
 
     def __init__(self, device: torch.device) -> None:
-        self.trained: set[int] = set()
+        self.apart: set[int] = set()
         self._device = device
         self._slots: list[int] = []
         self._used: dict[int, int] = {}
@@ -69,7 +71,7 @@ class Places:
         small = {
             slot: rows
             for slot, rows in adapted
-            if counts[slot] == 1 and rows.stop - rows.start <= MAX_ROWS and slot not in self.trained
+            if counts[slot] == 1 and rows.stop - rows.start <= MAX_ROWS and slot not in self.apart
         }
         placed = self._place(list(small))
         if not placed:
