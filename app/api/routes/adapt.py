@@ -7,7 +7,7 @@ from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse
 
 from app.api.deps import IdempotencyKey, Resources, ResourcesDep, TenantDep
-from app.api.routes.fine_tuning_jobs import shaped
+from app.api.job_answers import job_object
 from app.api.schemas.fine_tuning import AdaptBody, EvaluateBody
 from app.api.schemas.jobs import AdaptResult
 from app.api.streaming import unless_disconnected
@@ -80,7 +80,7 @@ def _queue(held: Resources, tenant_id: str, body: AdaptBody, idempotency_key: st
 def _answer(held: Resources, job: Job) -> tuple[dict[str, Any], int]:
     with held.database.read() as session:
         if job.status not in TERMINAL_STATUSES:
-            return shaped(session, job).model_dump(), 202
+            return job_object(session, held.settings, job).model_dump(), 202
         if job.status != "succeeded":
             error = job.error or {}
             message = str(error.get("message") or f"The job was {job.status}")

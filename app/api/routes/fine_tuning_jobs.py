@@ -1,23 +1,17 @@
 """/v1/fine_tuning/jobs."""
 
 from fastapi import APIRouter, Request
-from sqlalchemy.orm import Session
 
 from app.api.deps import After, DatabaseDep, IdempotencyKey, Limit, RedisDep, ResourceId, SettingsDep, TenantDep
+from app.api.job_answers import job_object, job_objects
 from app.api.schemas.common import Page, page
 from app.api.schemas.fine_tuning import JobCreate
 from app.api.schemas.jobs import CheckpointObject, EventObject, JobObject
 from app.api.schemas.metadata_filter import metadata_filter
-from app.db.tables import Job
 from app.services import jobs
 from app.services.fine_tuning import plan_fine_tune
 
 router = APIRouter(prefix="/v1/fine_tuning/jobs", tags=["fine-tuning"])
-
-
-def shaped(session: Session, job: Job) -> JobObject:
-    """Return the wire form of a job with the version it made."""
-    return JobObject.of(job, jobs.published_version(session, job))
 
 
 @router.post("")
@@ -35,7 +29,7 @@ def create_job(
     hyperparameters = body.wanted_hyperparameters()
     with database.read() as session:
         if earlier := jobs.find_earlier(session, tenant_id, request):
-            return shaped(session, earlier)
+            return job_object(session, settings, earlier)
         plan = plan_fine_tune(
             session,
             tenant_id,
@@ -56,53 +50,65 @@ def create_job(
         )
     with database.write() as session:
         job = jobs.enqueue(session, tenant_id, plan, request, max_queued=settings.max_queued_jobs)
-        answer = shaped(session, job)
     jobs.wake(redis, job)
-    return answer
+    with database.read() as session:
+        return job_object(session, settings, job)
 
 
 @router.get("")
 def list_jobs(
-    request: Request, database: DatabaseDep, tenant_id: TenantDep, after: After = None, limit: Limit = 20
+    *,
+    request: Request,
+    database: DatabaseDep,
+    tenant_id: TenantDep,
+    settings: SettingsDep,
+    after: After = None,
+    limit: Limit = 20,
 ) -> Page[JobObject]:
     """List jobs of every kind, newest first; `metadata[key]=value` filters, `metadata=null` finds those without any."""
     wanted = metadata_filter(request.query_params)
     with database.read() as session:
         rows, has_more = jobs.list_jobs(session, tenant_id, metadata=wanted, after=after, limit=limit)
-        data = [shaped(session, row) for row in rows]
+        data = job_objects(session, settings, tenant_id, rows)
     return page(data, [row.id for row in rows], has_more)
 
 
 @router.get("/{job_id}")
-def retrieve_job(job_id: ResourceId, database: DatabaseDep, tenant_id: TenantDep) -> JobObject:
+def retrieve_job(job_id: ResourceId, database: DatabaseDep, tenant_id: TenantDep, settings: SettingsDep) -> JobObject:
     """Return one job."""
     with database.read() as session:
-        return shaped(session, jobs.get_job(session, tenant_id, job_id))
+        return job_object(session, settings, jobs.get_job(session, tenant_id, job_id))
 
 
 @router.post("/{job_id}/cancel")
-def cancel_job(job_id: ResourceId, database: DatabaseDep, tenant_id: TenantDep) -> JobObject:
+def cancel_job(job_id: ResourceId, database: DatabaseDep, tenant_id: TenantDep, settings: SettingsDep) -> JobObject:
     """Cancel a job: one that waits at once, a running one as soon as its worker hears of it."""
     with database.write() as session:
-        return shaped(session, jobs.cancel_job(session, tenant_id, job_id))
+        job = jobs.cancel_job(session, tenant_id, job_id)
+    with database.read() as session:
+        return job_object(session, settings, job)
 
 
 @router.post("/{job_id}/pause")
-def pause_job(job_id: ResourceId, database: DatabaseDep, tenant_id: TenantDep) -> JobObject:
+def pause_job(job_id: ResourceId, database: DatabaseDep, tenant_id: TenantDep, settings: SettingsDep) -> JobObject:
     """Pause a job: a queued one at once, a running one after its current step. It keeps what it has trained."""
     with database.write() as session:
-        return shaped(session, jobs.pause_job(session, tenant_id, job_id))
+        job = jobs.pause_job(session, tenant_id, job_id)
+    with database.read() as session:
+        return job_object(session, settings, job)
 
 
 @router.post("/{job_id}/resume")
-def resume_job(job_id: ResourceId, database: DatabaseDep, redis: RedisDep, tenant_id: TenantDep) -> JobObject:
+def resume_job(
+    job_id: ResourceId, database: DatabaseDep, redis: RedisDep, tenant_id: TenantDep, settings: SettingsDep
+) -> JobObject:
     """Queue a paused job again; it goes on from where it was paused."""
     with database.write() as session:
         job = jobs.resume_job(session, tenant_id, job_id)
-        answer = shaped(session, job)
     if job.status == "queued":
         jobs.wake(redis, job)
-    return answer
+    with database.read() as session:
+        return job_object(session, settings, job)
 
 
 @router.get("/{job_id}/events")

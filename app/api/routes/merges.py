@@ -3,7 +3,7 @@
 from fastapi import APIRouter
 
 from app.api.deps import DatabaseDep, IdempotencyKey, RedisDep, ResourceId, SettingsDep, TenantDep, VersionNumber
-from app.api.routes.fine_tuning_jobs import shaped
+from app.api.job_answers import job_object
 from app.api.schemas.adapters import MergeBody
 from app.api.schemas.jobs import JobObject
 from app.services import jobs
@@ -30,7 +30,7 @@ def merge_version(
     request = jobs.once("adapters.merge", idempotency_key, asked)
     with database.read() as session:
         if earlier := jobs.find_earlier(session, tenant_id, request):
-            return shaped(session, earlier)
+            return job_object(session, settings, earlier)
         plan = plan_merge(
             session,
             tenant_id,
@@ -43,6 +43,6 @@ def merge_version(
         )
     with database.write() as session:
         job = enqueue_merge(session, tenant_id, plan, request, max_queued=settings.max_queued_jobs)
-        answer = shaped(session, job)
     jobs.wake(redis, job)
-    return answer
+    with database.read() as session:
+        return job_object(session, settings, job)

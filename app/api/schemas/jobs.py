@@ -9,6 +9,14 @@ from app.contracts.merge import MergeConfig, MergeResult
 from app.contracts.training import PRIORITIES, JobConfig, Priority
 from app.db.tables import AdapterVersion, Job, JobCheckpoint, JobEvent
 from app.services.model_names import checkpoint_name, version_name
+from app.services.queue_places import QueuePlace, Reason
+
+
+class QueueObject(BaseModel):
+    """What a job waits for; `position` is how many claims come before its own."""
+
+    position: int | None
+    reason: Reason
 
 
 class JobObject(BaseModel):
@@ -21,6 +29,8 @@ class JobObject(BaseModel):
     object: Literal["fine_tuning.job"] = "fine_tuning.job"
     kind: str
     status: str
+    queue: QueueObject | None
+    """None for a job that does not wait."""
     model: str
     fine_tuned_model: str | None
     created_at: int
@@ -56,12 +66,13 @@ class JobObject(BaseModel):
     result: dict[str, Any] | None
 
     @classmethod
-    def of(cls, job: Job, version: AdapterVersion | None) -> "JobObject":
-        """Return the wire form of a job and of the version it made."""
+    def of(cls, job: Job, version: AdapterVersion | None, place: QueuePlace | None) -> "JobObject":
+        """Return the wire form of a job, of the version it made and of its place in the queue."""
         return cls(
             id=job.id,
             kind=job.kind,
             status=job.status,
+            queue=place and QueueObject(position=place.position, reason=place.reason),
             model=job.model,
             fine_tuned_model=version and version_name(job.base_model, job.tenant_id, job.adapter_name, version.version),
             created_at=int(job.created_at),

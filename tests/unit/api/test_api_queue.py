@@ -1,9 +1,10 @@
-"""Jobs that wait, over HTTP: which of them comes next, and pausing them."""
+"""Jobs that wait, over HTTP: which of them comes next, what they wait for, and pausing them."""
 
 from typing import Any
 
 from app.db import queue
-from tests.tiny_base import BASE
+from tests.fake_worker import FakeWorker
+from tests.tiny_base import BASE, tiny_base
 
 
 def adapt(api: Any, *, headers: dict[str, str] | None = None, **body: Any) -> Any:
@@ -78,3 +79,22 @@ def test_paused_jobs_count_as_queued_ones(api: Any) -> None:
     refused = adapt(api)
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "too_many_queued_jobs")
     assert refused.headers["Retry-After"] == "30"
+
+
+def test_a_waiting_job_says_where_it_is_and_why(api: Any) -> None:
+    first, second = adapt(api).json(), adapt(api).json()
+    assert first["queue"] == {"position": 0, "reason": "no_worker_for_base_model"}
+    assert second["queue"] == {"position": 1, "reason": "no_worker_for_base_model"}
+    with FakeWorker(api.settings.resolved_database_url(), api.settings.resolved_redis_url(), tiny_base()):
+        third = adapt(api, priority="high").json()
+    assert third["queue"] == {"position": 0, "reason": "waiting_for_worker"}
+    assert post(api, first["id"], "pause").json()["queue"] == {"position": None, "reason": "paused"}
+    assert claimed(api) == third["id"]
+    assert api.send("GET", f"/v1/fine_tuning/jobs/{third['id']}").json()["queue"] is None
+    shown = {job["id"]: job["queue"] for job in api.send("GET", "/v1/fine_tuning/jobs").json()["data"]}
+    assert shown == {
+        first["id"]: {"position": None, "reason": "paused"},
+        second["id"]: {"position": 0, "reason": "waiting_for_worker"},
+        third["id"]: None,
+    }
+    assert post(api, first["id"], "cancel").json()["queue"] is None
