@@ -131,7 +131,7 @@ class JobDesk:
         else:
             self._room.memory.take(job_id, job.config)
             steps = run_job(self._room, job, watch, slot)
-        self._pool.add(job_id, steps, tenant=job.lease.tenant_id)
+        self._pool.add(job_id, steps, tenant=job.lease.tenant_id, weight=job.weight)
 
     def _leave(self, job_id: str, *, ended: bool) -> None:
         job, slot = self._jobs.pop(job_id)

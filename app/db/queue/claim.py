@@ -17,7 +17,7 @@ from app.db.queue.leftovers import drop_leftovers
 from app.db.queue.line import first_in_line, let_back
 from app.db.repositories.jobs import NewEvent, add_event
 from app.db.session import Database, lock_name
-from app.db.tables import Job, db_now
+from app.db.tables import Job, Tenant, db_now
 
 Fits = Callable[[str, JobConfig | MergeConfig], bool]
 """Whether the worker has memory for a job of this kind and configuration."""
@@ -82,7 +82,8 @@ def _in_turn(session: Session, base_model: str) -> Job | None:
 
 def _take(session: Session, job: Job, worker_id: str, lease_seconds: float) -> ClaimedJob | ClaimedMerge:
     add_event(session, job.tenant_id, job.id, _started(job))
-    attempts, token = session.execute(
+    share = select(Tenant.weight).where(Tenant.id == job.tenant_id).scalar_subquery()
+    attempts, token, weight = session.execute(
         update(Job)
         .where(Job.id == job.id)
         .values(
@@ -93,7 +94,7 @@ def _take(session: Session, job: Job, worker_id: str, lease_seconds: float) -> C
             lease_expires_at=db_now() + lease_seconds,
             started_at=func.coalesce(Job.started_at, db_now()),
         )
-        .returning(Job.attempts, Job.lease_token)
+        .returning(Job.attempts, Job.lease_token, share)
         .execution_options(synchronize_session=False)
     ).one()
     charge_claim(session, job)
@@ -106,6 +107,7 @@ def _take(session: Session, job: Job, worker_id: str, lease_seconds: float) -> C
             adapter_name=job.adapter_name,
             version_id=job.parent_version_id,
             attempts=attempts,
+            weight=weight,
         )
     kind: JobKind = "fine_tune" if job.kind == "fine_tune" else "adapt"
     return ClaimedJob(
@@ -119,6 +121,7 @@ def _take(session: Session, job: Job, worker_id: str, lease_seconds: float) -> C
         validation_blob_id=job.validation_blob_id,
         retention_blob_id=job.retention_blob_id,
         attempts=attempts,
+        weight=weight,
     )
 
 

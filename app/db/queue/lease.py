@@ -35,7 +35,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class ClaimedJob:
-    """What a worker needs to run a job. `attempts` counts this claim too."""
+    """What a worker needs to run a job. `attempts` counts this claim too, `weight` is the tenant's."""
 
     lease: Lease
     kind: JobKind
@@ -47,17 +47,19 @@ class ClaimedJob:
     validation_blob_id: str | None
     retention_blob_id: str | None
     attempts: int
+    weight: float
 
 
 @dataclass(frozen=True)
 class ClaimedMerge:
-    """What a worker needs to merge a version into its base. `attempts` counts this claim too."""
+    """What a worker needs to merge a version into its base. `attempts` and `weight` are as in ClaimedJob."""
 
     lease: Lease
     config: MergeConfig
     adapter_name: str
     version_id: str
     attempts: int
+    weight: float
 
 
 def fence(session: Session, lease: Lease, **changes: object) -> Asked:

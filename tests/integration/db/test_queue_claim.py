@@ -59,11 +59,19 @@ def test_a_claim_brings_what_the_worker_needs(database: Database, tenant: str) -
         validation_blob_id=blobs[0],
         retention_blob_id=blobs[1],
         attempts=1,
+        weight=1.0,
     )
     stored = rows.read_job(database, job.id)
     assert (stored.status, stored.lease_owner, stored.lease_token) == ("running", "worker-9", 1)
     assert stored.started_at is not None
     assert stored.lease_expires_at == pytest.approx(stored.started_at + 30, abs=2)
+
+
+def test_a_claim_brings_the_tenants_weight_as_it_is_now(database: Database, tenant: str) -> None:
+    with database.write() as session:
+        rows.add_job(session, tenant)
+        tenants.set_limits(session, tenant, weight=2.5)
+    assert rows.claim_one(database).weight == 2.5
 
 
 def test_within_a_tenant_the_oldest_job_comes_first(database: Database, tenant: str) -> None:
