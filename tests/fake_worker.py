@@ -47,6 +47,7 @@ class FakeWorker:
         self.error: ErrorEvent | None = None
         self.error_after = 0
         self.nll_per_token = 2.0
+        self.cached_tokens = 0
         self.endless = False
         self.silent = False
         self.finish_job: Finish | None = None
@@ -132,7 +133,8 @@ class FakeWorker:
             reason = "length" if len(tokens) > sampling.max_tokens else "stop"
             self._emit(request, FinishEvent(index=index, reason=reason))
         done = min(len(tokens), sampling.max_tokens) * sampling.n
-        self._emit(request, DoneEvent(prompt_tokens=len(request.prompt_token_ids), completion_tokens=done))
+        prompt = len(request.prompt_token_ids)
+        self._emit(request, DoneEvent(prompt_tokens=prompt, completion_tokens=done, cached_tokens=self.cached_tokens))
 
     def _logprob(self, token: int, top: int | None) -> TokenLogprob:
         """Every token has probability a half, the next one in the vocabulary a quarter."""

@@ -34,6 +34,8 @@ class GenerateRequest(Contract):
 
     kind: Literal["generate"] = "generate"
     id: str
+    tenant_id: str
+    """Whose request it is, also on the bare base model: what a worker keeps of it serves nobody else."""
     base_model: str
     adapter: AdapterRef | None
     prompt_token_ids: list[int] = Field(min_length=1)
@@ -117,6 +119,8 @@ class DoneEvent(Contract):
     type: Literal["done"] = "done"
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int = 0
+    """Prompt tokens that were not computed, because an earlier request's state held them."""
 
 
 class ScoreEvent(Contract):

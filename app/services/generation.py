@@ -38,13 +38,15 @@ class Usage:
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    cached_tokens: int = 0
 
-    def as_object(self) -> dict[str, int]:
+    def as_object(self) -> dict[str, object]:
         """Return OpenAI's usage object."""
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
 
@@ -113,6 +115,7 @@ def _deltas_of(event: InferenceEvent, position: int, n: int, usage: Usage) -> li
         case DoneEvent():
             usage.prompt_tokens += event.prompt_tokens
             usage.completion_tokens += event.completion_tokens
+            usage.cached_tokens += event.cached_tokens
     return []
 
 

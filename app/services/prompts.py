@@ -56,7 +56,7 @@ def prepare_chat(
         token_ids = tokenize_prompt(resolved.info, messages)
     except ChatTemplateError as error:
         raise InvalidRequestError(f"messages: {error}", code="chat_template_error", param="messages") from error
-    request = _request(resolved, token_ids, sampling, param="messages")
+    request = _request(tenant_id, resolved, token_ids, sampling, param="messages")
     return PreparedGeneration(resolved.name, [request], [])
 
 
@@ -70,7 +70,8 @@ def prepare_completions(
     for position, prompt in enumerate(prompts):
         param = "prompt" if len(prompts) == 1 else f"prompt[{position}]"
         token_ids = tokenizer.encode(prompt) if isinstance(prompt, str) else _known(resolved.info, prompt, param)
-        requests.append(_request(resolved, token_ids or _start(resolved.info, param), sampling, param=param))
+        token_ids = token_ids or _start(resolved.info, param)
+        requests.append(_request(tenant_id, resolved, token_ids, sampling, param=param))
         if echo:
             texts.append(prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special_tokens=False))
     return PreparedGeneration(resolved.name, requests, texts)
@@ -95,7 +96,9 @@ def _start(info: BaseModelInfo, param: str) -> list[int]:
     return starts
 
 
-def _request(resolved: ResolvedModel, token_ids: list[int], sampling: Sampling, *, param: str) -> GenerateRequest:
+def _request(
+    tenant_id: str, resolved: ResolvedModel, token_ids: list[int], sampling: Sampling, *, param: str
+) -> GenerateRequest:
     info = resolved.info
     left = info.context_length - len(token_ids)
     wanted = min(left, DEFAULT_CHAT_TOKENS) if sampling.max_tokens is None else sampling.max_tokens
@@ -108,6 +111,7 @@ def _request(resolved: ResolvedModel, token_ids: list[int], sampling: Sampling, 
         )
     return GenerateRequest(
         id=new_id("req"),
+        tenant_id=tenant_id,
         base_model=info.id,
         adapter=resolved.ref,
         prompt_token_ids=token_ids,

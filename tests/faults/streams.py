@@ -16,6 +16,7 @@ def stream(request_id: str, *, tokens: int, n: int = 1, version: AdapterVersion 
     """Return a sampled request of `tokens` tokens, on the base or on a version."""
     return GenerateRequest(
         id=request_id,
+        tenant_id="tnt-1" if version is None else version.tenant_id,
         base_model="tiny",
         adapter=None
         if version is None

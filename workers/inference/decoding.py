@@ -34,8 +34,7 @@ def extend(
     """Draw the choice's next token; return its events and whether the choice has ended."""
     sampling = generation.request.sampling
     token = next_token(logits_V, sampling, choice.generator, choice.counts)
-    choice.last_token = token
-    choice.generated += 1
+    choice.tokens.append(token)
     choice.counts[token] += 1
     generation.completion_tokens += 1
     if token in tokenizer.eos_token_ids:
@@ -43,7 +42,7 @@ def extend(
     else:
         text, stopped = choice.stops.push(choice.decoder.push(token))
         logprobs = _logprobs(logits_V, token, sampling.logprobs, tokenizer)
-    ended = stopped or choice.generated >= sampling.max_tokens
+    ended = stopped or len(choice.tokens) >= sampling.max_tokens
     if ended and not stopped:
         text += choice.stops.flush()
     events: list[InferenceEvent] = [TextEvent(index=choice.index, text=text, logprobs=logprobs)]

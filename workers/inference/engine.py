@@ -24,8 +24,9 @@ from app.text.tokenizer import tokenizer_for
 from workers.inference.adapter_cache import AdapterCache, AdapterUnavailableError, NoRoomError
 from workers.inference.checks import problem_with
 from workers.inference.decoding import extend, open_choices
-from workers.inference.forward import Piece, next_pieces, run_pieces
+from workers.inference.forward import Piece, Rows, logits_of, next_pieces, run_pieces
 from workers.inference.logprobs import first_token, token_logprobs
+from workers.inference.prefixes import PrefixStore, prefix_key
 from workers.inference.reading import Reading, open_reading
 from workers.inference.scheduler import Scheduler
 from workers.inference.state import Choice, Generation
@@ -46,6 +47,7 @@ class Engine:
         model: LanguageModel,
         info: BaseModelInfo,
         adapters: AdapterCache,
+        prefixes: PrefixStore,
         *,
         max_sequences: int,
         prefill_tokens: int = 256,
@@ -59,6 +61,7 @@ class Engine:
         self._info = info
         self._tokenizer = tokenizer_for(info)
         self._adapters = adapters
+        self._prefixes = prefixes
         self._prefill_tokens = prefill_tokens
         self._read_tokens = read_tokens
         self._scheduler = Scheduler(max_sequences)
@@ -112,8 +115,8 @@ class Engine:
         generations = [running for running in self._running.values() if isinstance(running, Generation)]
         pieces = next_pieces(generations, self._prefill_tokens)
         if pieces:
-            for piece, logits_RV in zip(pieces, run_pieces(self._model, pieces), strict=True):
-                self._take(piece, logits_RV, out)
+            for piece, rows in zip(pieces, run_pieces(self._model, pieces), strict=True):
+                self._take(piece, rows, out)
         self._read(out)
         if not out and not self._running:
             self._adapters.wait(LOAD_WAIT_SECONDS)
@@ -136,14 +139,25 @@ class Engine:
                 passed_over.add(request.id)
                 continue
             self._scheduler.start(request)
-            self._running[request.id] = self._start(request, slot)
             out[request.id].append(AcceptedEvent())
+            if isinstance(request, GenerateRequest):
+                self._start(request, slot, out)
+            else:
+                self._running[request.id] = open_reading(request, self._model, slot, self._read_tokens)
 
-    def _start(self, request: InferenceRequest, slot: int) -> Generation | Reading:
-        if isinstance(request, GenerateRequest):
-            capacity = len(request.prompt_token_ids) + request.sampling.max_tokens
-            return Generation(request, slot, self._model.new_cache(capacity))
-        return open_reading(request, self._model, slot, self._read_tokens)
+    def _start(self, request: GenerateRequest, slot: int, out: Emissions) -> None:
+        capacity = len(request.prompt_token_ids) + request.sampling.max_tokens
+        # Log-probabilities of the prompt need all its rows.
+        whole = request.sampling.prompt_logprobs
+        prefix = None if whole else self._prefixes.find(prefix_key(request), request.prompt_token_ids)
+        if prefix is None:
+            self._running[request.id] = Generation(request, slot, self._model.new_cache(capacity))
+            return
+        cache = prefix.cache.at(prefix.length, capacity)
+        generation = Generation(request, slot, cache, cached=prefix.length, prefilled=prefix.length)
+        self._running[request.id] = generation
+        if prefix.hidden_D is not None and not generation.prefilling:
+            self._open(generation, logits_of(self._model, prefix.hidden_D, slot), out)
 
     def _remove(self, request_id: str) -> None:
         self._scheduler.remove(request_id)
@@ -151,15 +165,20 @@ class Engine:
         if running is not None:
             self._adapters.release(running.request.adapter)
 
-    def _take(self, piece: Piece, logits_RV: Tensor, out: Emissions) -> None:
+    def _take(self, piece: Piece, rows: Rows, out: Emissions) -> None:
         generation = piece.generation
         if piece.choice is not None:
-            self._extend(generation, piece.choice, logits_RV[-1], out)
+            self._extend(generation, piece.choice, rows.logits_RV[-1], out)
             return
         generation.prefilled += len(piece.token_ids)
-        self._note_prompt(piece, logits_RV)
-        if not piece.ends_prompt:
-            return
+        self._note_prompt(piece, rows.logits_RV)
+        if piece.ends_prompt:
+            request = generation.request
+            # A template may write the answer differently than it was generated: what comes before it stays the same.
+            self._prefixes.keep(prefix_key(request), request.prompt_token_ids, generation.cache, rows.hidden_RD[-1])
+            self._open(generation, rows.logits_RV[-1], out)
+
+    def _open(self, generation: Generation, logits_V: Tensor, out: Emissions) -> None:
         request = generation.request
         if request.sampling.prompt_logprobs:
             out[request.id].append(PromptEvent(logprobs=generation.prompt_logprobs))
@@ -169,7 +188,7 @@ class Engine:
             return
         generation.choices = open_choices(generation, self._tokenizer)
         for choice in list(generation.choices):
-            self._extend(generation, choice, logits_RV[-1], out)
+            self._extend(generation, choice, logits_V, out)
 
     def _note_prompt(self, piece: Piece, logits_RV: Tensor) -> None:
         generation = piece.generation
@@ -190,6 +209,9 @@ class Engine:
         out[request_id] += events
         if not ended:
             return
+        if generation.request.sampling.n == 1:
+            token_ids = [*generation.request.prompt_token_ids, *choice.tokens[:-1]]
+            self._prefixes.keep(prefix_key(generation.request), token_ids, choice.cache, None)
         generation.choices.remove(choice)
         self._scheduler.shrink(request_id, len(generation.choices))
         if not generation.choices:
@@ -200,6 +222,7 @@ class Engine:
             DoneEvent(
                 prompt_tokens=len(generation.request.prompt_token_ids),
                 completion_tokens=generation.completion_tokens,
+                cached_tokens=generation.cached,
             )
         )
         self._remove(generation.request.id)

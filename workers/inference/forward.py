@@ -2,11 +2,12 @@
 
 Knows packing and caches; knows nothing of sampling, text or events.
 
-Legend: T packed tokens, R rows whose logits are wanted, V vocabulary.
+Legend: T packed tokens, R rows whose logits are wanted, D width, V vocabulary.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -51,7 +52,7 @@ def next_pieces(generations: Iterable[Generation], prefill_tokens: int) -> list[
         prompt = generation.request.prompt_token_ids
         if not generation.prefilling:
             pieces += [
-                Piece(generation, choice, choice.cache, [choice.last_token], len(prompt) + choice.generated - 1)
+                Piece(generation, choice, choice.cache, choice.tokens[-1:], len(prompt) + len(choice.tokens) - 1)
                 for choice in generation.choices
             ]
         elif prefill_tokens > 0:
@@ -62,8 +63,15 @@ def next_pieces(generations: Iterable[Generation], prefill_tokens: int) -> list[
     return sorted(pieces, key=lambda piece: piece.generation.slot)
 
 
-def run_pieces(model: LanguageModel, pieces: Sequence[Piece]) -> list[Tensor]:
-    """Run the pieces together, filling their caches; return the wanted logits of each, [rows_wanted, V] fp32."""
+class Rows(NamedTuple):
+    """The wanted rows of a piece, its last ones: final hidden states and fp32 logits."""
+
+    hidden_RD: Tensor
+    logits_RV: Tensor
+
+
+def run_pieces(model: LanguageModel, pieces: Sequence[Piece]) -> list[Rows]:
+    """Run the pieces together, filling their caches; return the wanted rows of each."""
     with torch.no_grad():
         batch = pack(
             [piece.token_ids for piece in pieces],
@@ -75,7 +83,15 @@ def run_pieces(model: LanguageModel, pieces: Sequence[Piece]) -> list[Tensor]:
         ends = batch.cu_seqlens[1:]
         wanted = [row for piece, end in zip(pieces, ends, strict=True) for row in range(end - piece.rows_wanted, end)]
         if not wanted:
-            return [hidden_TD.new_empty(0) for _ in pieces]
+            return [Rows(hidden_TD[:0], hidden_TD[:0]) for _ in pieces]
         slots = [piece.generation.slot for piece in pieces for _ in range(piece.rows_wanted)]
-        logits_RV = model.logits(hidden_TD[torch.tensor(wanted, device=hidden_TD.device)], slots)
-    return list(logits_RV.split([piece.rows_wanted for piece in pieces]))
+        hidden_RD = hidden_TD[torch.tensor(wanted, device=hidden_TD.device)]
+        logits_RV = model.logits(hidden_RD, slots)
+    sizes = [piece.rows_wanted for piece in pieces]
+    return [Rows(*rows) for rows in zip(hidden_RD.split(sizes), logits_RV.split(sizes), strict=True)]
+
+
+@torch.no_grad()
+def logits_of(model: LanguageModel, hidden_D: Tensor, slot: int) -> Tensor:
+    """Return the fp32 logits [V] of a final hidden state."""
+    return model.logits(hidden_D[None], [slot])[0]

@@ -11,7 +11,9 @@ from app.contracts.inference import GenerateRequest, InferenceRequest
 
 
 def tenant_of(request: InferenceRequest) -> str:
-    """Return whose share a request counts against; requests on the bare base model share one."""
+    """Return whose share a request counts against; what only reads on the bare base model shares one."""
+    if isinstance(request, GenerateRequest):
+        return request.tenant_id
     return "" if request.adapter is None else request.adapter.tenant_id
 
 

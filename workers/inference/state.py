@@ -13,26 +13,29 @@ from workers.models.cache import SequenceCache
 
 @dataclass
 class Choice:
-    """One continuation of a prompt. Its cache holds every token but `last_token`."""
+    """One continuation of a prompt. Its cache holds the prompt and every one of its `tokens` but the last."""
 
     index: int
     generator: torch.Generator
     decoder: IncrementalDecoder
     stops: StopFilter
     cache: SequenceCache
-    last_token: int = -1
-    generated: int = 0
+    tokens: list[int] = field(default_factory=list)
     counts: Counter[int] = field(default_factory=Counter)
     """How often each token was generated."""
 
 
 @dataclass
 class Generation:
-    """A running GenerateRequest: first its prompt fills `cache`, then its unfinished `choices` decode."""
+    """A running GenerateRequest: first its prompt fills `cache`, then its unfinished `choices` decode.
+
+    The first `cached` of the `prefilled` prompt tokens were in the cache from the start.
+    """
 
     request: GenerateRequest
     slot: int
     cache: SequenceCache
+    cached: int = 0
     prefilled: int = 0
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     choices: list[Choice] = field(default_factory=list)

@@ -11,6 +11,9 @@ SHARE = 0.5
 ADAPTER_SHARE = 0.25
 """Of what is free, for the adapter versions that are served."""
 
+PREFIX_SHARE = 0.0625
+"""Of what is free, for the states of conversations that may go on."""
+
 
 def training_capacity(model: LanguageModel, tokens_per_step: int) -> int:
     """Return the bytes that runs may take: a share of what is free, less what one full pass keeps."""
@@ -20,6 +23,11 @@ def training_capacity(model: LanguageModel, tokens_per_step: int) -> int:
 def adapter_capacity(device: torch.device) -> int:
     """Return the bytes that adapter versions in slots may take."""
     return int(ADAPTER_SHARE * _free_bytes(device))
+
+
+def prefix_capacity(device: torch.device) -> int:
+    """Return the bytes that kept states may take."""
+    return int(PREFIX_SHARE * _free_bytes(device))
 
 
 def _free_bytes(device: torch.device) -> int:

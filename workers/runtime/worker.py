@@ -11,11 +11,12 @@ from app.db.repositories import base_models, workers
 from app.db.session import Database
 from workers.inference.adapter_cache import AdapterCache
 from workers.inference.engine import Engine
+from workers.inference.prefixes import PrefixStore
 from workers.loading.base import LoadedBase
 from workers.lora.bank import AdapterBank
 from workers.runtime.adapter_loader import AdapterLoader
 from workers.runtime.fault_points import FaultPoints
-from workers.runtime.free_memory import adapter_capacity, training_capacity
+from workers.runtime.free_memory import adapter_capacity, prefix_capacity, training_capacity
 from workers.runtime.heartbeat import Heartbeat
 from workers.runtime.inference_desk import InferenceDesk
 from workers.runtime.job_desk import JobDesk
@@ -56,7 +57,9 @@ def run_worker(
     loader = AdapterLoader(database, base.info, host_bytes=settings.adapter_host_bytes)
     max_bytes = settings.adapter_device_bytes or adapter_capacity(base.model.device)
     adapters = AdapterCache(serving, loader, bank, max_bytes=max_bytes)
-    engine = Engine(base.model, base.info, adapters, max_sequences=settings.max_batch_sequences)
+    prefix_bytes = settings.prefix_bytes
+    prefixes = PrefixStore(prefix_capacity(base.model.device) if prefix_bytes is None else prefix_bytes)
+    engine = Engine(base.model, base.info, adapters, prefixes, max_sequences=settings.max_batch_sequences)
     heartbeat = Heartbeat(
         heartbeat_database,
         heartbeat_bus,

@@ -35,6 +35,7 @@ def generate(request_id: str, tokens: int = 3, base_model: str = BASE) -> Genera
     )
     return GenerateRequest(
         id=request_id,
+        tenant_id="tnt-1",
         base_model=base_model,
         adapter=adapter,
         prompt_token_ids=list(range(tokens)),

@@ -30,6 +30,7 @@ def chunks(answer: Any) -> list[Any]:
 
 
 def test_a_chat_answer_has_choices_and_usage(api: Any, worker: Any) -> None:
+    worker.cached_tokens = 3
     answer = chat(api, n=2, seed=5, temperature=0, max_tokens=5, stop="x", top_k=3).json()
     assert [choice["message"]["content"] for choice in answer["choices"]] == ["Hello", "Hello"]
     assert [choice["finish_reason"] for choice in answer["choices"]] == ["length", "length"]
@@ -42,7 +43,9 @@ def test_a_chat_answer_has_choices_and_usage(api: Any, worker: Any) -> None:
         "prompt_tokens": len(sent.prompt_token_ids),
         "completion_tokens": 10,
         "total_tokens": len(sent.prompt_token_ids) + 10,
+        "prompt_tokens_details": {"cached_tokens": 3},
     }
+    assert sent.tenant_id.startswith("tnt-")
     assert (sent.sampling.seed, sent.sampling.temperature, sent.sampling.stop, sent.sampling.top_k) == (5, 0, ["x"], 3)
     assert sent.adapter is None
 
@@ -92,10 +95,14 @@ def test_a_prompt_may_be_text_or_tokens_alone_or_in_a_list(api: Any, worker: Any
 
 
 def test_several_prompts_and_choices_are_numbered_in_order(api: Any, worker: Any) -> None:
+    worker.cached_tokens = 1
     answer = complete(api, prompt=["one ", "two "], n=2, best_of=2, echo=True, max_tokens=5).json()
     assert [c["index"] for c in answer["choices"]] == [0, 1, 2, 3]
     assert [c["text"] for c in answer["choices"]] == ["one Hello", "one Hello", "two Hello", "two Hello"]
-    assert answer["usage"] == {"prompt_tokens": 8, "completion_tokens": 20, "total_tokens": 28}
+    details = {"cached_tokens": 2}
+    assert answer["usage"] == {
+        "prompt_tokens": 8, "completion_tokens": 20, "total_tokens": 28, "prompt_tokens_details": details,
+    }  # fmt: skip
     events = chunks(complete(api, prompt=["one ", "two "], n=2, echo=True, max_tokens=5, stream=True))
     texts = ["", "", "", ""]
     for event in events[:-1]:

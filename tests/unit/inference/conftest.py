@@ -12,6 +12,7 @@ from app.contracts.training import LoRAConfig
 from tests.tiny_model import save_tiny_model
 from workers.inference.adapter_cache import AdapterCache, AdapterUnavailableError, SourceCounts
 from workers.inference.engine import Engine
+from workers.inference.prefixes import PrefixStore
 from workers.loading import LoadedBase, load_base_model
 from workers.lora.adapter import AdapterWeights, init_adapter
 from workers.lora.bank import AdapterBank
@@ -56,6 +57,7 @@ def generate(
     }  # fmt: skip
     return GenerateRequest(
         id=request_id,
+        tenant_id=tenant,
         base_model="tiny",
         adapter=None if adapter is None else ref(adapter, tenant),
         prompt_token_ids=prompt,
@@ -99,13 +101,20 @@ class Harness:
     """An engine with its bank and adapters; versions that do not exist refuse to load."""
 
     def __init__(
-        self, base: LoadedBase, adapters: dict[str, AdapterWeights], *, slots: int = 4, **options: int
+        self,
+        base: LoadedBase,
+        adapters: dict[str, AdapterWeights],
+        *,
+        slots: int = 4,
+        prefix_bytes: int = 0,
+        **options: int,
     ) -> None:
         self.bank = AdapterBank(base.model)
         self.source = Shelf(adapters)
         settings = {"max_sequences": 8, "prefill_tokens": 16} | options
         cache = AdapterCache(range(slots), self.source, self.bank)
-        self.engine = Engine(base.model, base.info, cache, **settings)
+        self.prefixes = PrefixStore(prefix_bytes)
+        self.engine = Engine(base.model, base.info, cache, self.prefixes, **settings)
 
     def run(self, *requests: InferenceRequest, stagger: int = 0) -> dict[str, Events]:
         """Run requests to their end, submitting the next one every `stagger` steps; return each one's events."""

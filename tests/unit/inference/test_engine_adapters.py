@@ -55,7 +55,7 @@ def test_small_versions_do_not_keep_a_large_one_out_for_ever(base: LoadedBase, h
     sizes = {name: made.bank.served_bytes(adapter) for name, adapter in made.source.adapters.items()}
     small, large = sorted(sizes, key=lambda name: sizes[name])[::2]
     cache = AdapterCache(range(4), made.source, made.bank, max_bytes=sizes[large])
-    made.engine = Engine(base.model, base.info, cache, max_sequences=8)
+    made.engine = Engine(base.model, base.info, cache, made.prefixes, max_sequences=8)
     made.engine.submit(generate("running", PROMPT, small, max_tokens=4))
     made.engine.step()
     made.engine.submit(generate("large", PROMPT, large, "tnt-b"))

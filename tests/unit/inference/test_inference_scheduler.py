@@ -18,10 +18,11 @@ def test_the_tenant_with_the_fewest_places_goes_first_then_the_first_come() -> N
     for i in range(4):
         scheduler.add(generate(f"a{i}", [1], "v1", "tnt-a"))
     scheduler.add(generate("b0", [1], "v1", "tnt-b"))
-    scheduler.add(generate("base", [1]))
-    assert [start_next(scheduler) for _ in range(6)] == ["a0", "b0", "base", "a1", "a2", None]
+    scheduler.add(generate("base", [1], None, "tnt-b"))
+    scheduler.add(generate("c0", [1], None, "tnt-c"))
+    assert [start_next(scheduler) for _ in range(6)] == ["a0", "b0", "c0", "a1", "base", None]
     scheduler.remove("a0")
-    assert start_next(scheduler) == "a3"
+    assert start_next(scheduler) == "a2"
 
 
 def test_a_request_that_does_not_fit_is_not_overtaken_by_smaller_ones() -> None:
