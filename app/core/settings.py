@@ -78,6 +78,9 @@ class Settings(BaseSettings):
     """Of all versions in slots together; None for a quarter of what is free when the worker starts."""
     adapter_host_bytes: int = Field(default=1024**3, ge=0)
     """Of versions that a worker keeps in the host's memory, for when they come back to a slot."""
+    state_bytes: int | None = Field(default=None, ge=1)
+    """Of keys, values and recurrent states of running requests; None for an 8th of what is free when a worker starts,
+    up to a 4th where one full context needs it."""
     prefix_bytes: int | None = Field(default=None, ge=0)
     """Of states that a worker keeps for a conversation's next turn, 0 for none; None for a 16th of what is free when it
     starts."""

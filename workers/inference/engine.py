@@ -22,14 +22,15 @@ from app.contracts.inference import (
 )
 from app.text.tokenizer import tokenizer_for
 from workers.inference.adapter_cache import AdapterCache, AdapterUnavailableError, NoRoomError
-from workers.inference.checks import problem_with
+from workers.inference.checks import problem_with, too_large
 from workers.inference.decoding import extend, open_choices
 from workers.inference.forward import Piece, Rows, logits_of, next_pieces, run_pieces
 from workers.inference.logprobs import first_token, token_logprobs
 from workers.inference.prefixes import PrefixStore, prefix_key
 from workers.inference.reading import Reading, open_reading
-from workers.inference.scheduler import Scheduler
+from workers.inference.scheduler import Limits, Scheduler
 from workers.inference.state import Choice, Generation
+from workers.inference.state_memory import state_bytes
 from workers.models.language_model import LanguageModel
 
 Emissions = dict[str, list[InferenceEvent]]
@@ -49,11 +50,11 @@ class Engine:
         adapters: AdapterCache,
         prefixes: PrefixStore,
         *,
-        max_sequences: int,
+        limits: Limits,
         prefill_tokens: int = 256,
         read_tokens: int = 512,
     ) -> None:
-        """`max_sequences` choices run at once.
+        """Choices and their states run within `limits`; what could never do so is refused.
 
         A step takes at most `prefill_tokens` of prompts, and `read_tokens` of one request that scores or embeds.
         """
@@ -64,7 +65,7 @@ class Engine:
         self._prefixes = prefixes
         self._prefill_tokens = prefill_tokens
         self._read_tokens = read_tokens
-        self._scheduler = Scheduler(max_sequences)
+        self._scheduler = Scheduler(limits)
         self._running: dict[str, Generation | Reading] = {}
         self._aborted: set[str] = set()
         self._refused: Emissions = {}
@@ -82,15 +83,18 @@ class Engine:
     @property
     def has_room(self) -> bool:
         """Whether more requests should be taken in; beyond this they are better off in the shared queue."""
-        return len(self._scheduler.waiting_ids()) < WAITING_PER_PLACE * self._scheduler.places
+        return len(self._scheduler.waiting_ids()) < WAITING_PER_PLACE * self._scheduler.limits.places
 
     def submit(self, request: InferenceRequest) -> None:
         """Let a request wait for its turn; an impossible one ends at the next step."""
-        problem = problem_with(request, self._info, self._scheduler.places)
+        limits = self._scheduler.limits
+        problem = problem_with(request, self._info, limits.places)
+        bytes_each = 0 if problem else state_bytes(self._model, request, self._read_tokens)
+        problem = problem or too_large(request, bytes_each, limits)
         if problem:
             self._refused[request.id] = [problem]
         else:
-            self._scheduler.add(request)
+            self._scheduler.add(request, bytes_each)
             self._adapters.prefetch(request.adapter)
 
     def abort(self, request_ids: Collection[str]) -> None:

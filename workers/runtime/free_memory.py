@@ -11,6 +11,8 @@ SHARE = 0.5
 ADAPTER_SHARE = 0.25
 """Of what is free, for the adapter versions that are served."""
 
+STATE_SHARE = 0.125
+"""Of what is free, for the states of running requests; up to twice as much where one full context needs it."""
 PREFIX_SHARE = 0.0625
 """Of what is free, for the states of conversations that may go on."""
 
@@ -23,6 +25,12 @@ def training_capacity(model: LanguageModel, tokens_per_step: int) -> int:
 def adapter_capacity(device: torch.device) -> int:
     """Return the bytes that adapter versions in slots may take."""
     return int(ADAPTER_SHARE * _free_bytes(device))
+
+
+def state_capacity(model: LanguageModel, context_length: int) -> int:
+    """Return the bytes that the states of running requests may take."""
+    share = STATE_SHARE * _free_bytes(model.device)
+    return int(min(max(share, model.state_bytes(context_length)), 2 * share))
 
 
 def prefix_capacity(device: torch.device) -> int:

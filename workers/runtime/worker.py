@@ -12,11 +12,12 @@ from app.db.session import Database
 from workers.inference.adapter_cache import AdapterCache
 from workers.inference.engine import Engine
 from workers.inference.prefixes import PrefixStore
+from workers.inference.scheduler import Limits
 from workers.loading.base import LoadedBase
 from workers.lora.bank import AdapterBank
 from workers.runtime.adapter_loader import AdapterLoader
 from workers.runtime.fault_points import FaultPoints
-from workers.runtime.free_memory import adapter_capacity, prefix_capacity, training_capacity
+from workers.runtime.free_memory import adapter_capacity, prefix_capacity, state_capacity, training_capacity
 from workers.runtime.heartbeat import Heartbeat
 from workers.runtime.inference_desk import InferenceDesk
 from workers.runtime.job_desk import JobDesk
@@ -59,7 +60,9 @@ def run_worker(
     adapters = AdapterCache(serving, loader, bank, max_bytes=max_bytes)
     prefix_bytes = settings.prefix_bytes
     prefixes = PrefixStore(prefix_capacity(base.model.device) if prefix_bytes is None else prefix_bytes)
-    engine = Engine(base.model, base.info, adapters, prefixes, max_sequences=settings.max_batch_sequences)
+    state_bytes = settings.state_bytes or state_capacity(base.model, base.info.context_length)
+    limits = Limits(settings.max_batch_sequences, state_bytes)
+    engine = Engine(base.model, base.info, adapters, prefixes, limits=limits)
     heartbeat = Heartbeat(
         heartbeat_database,
         heartbeat_bus,

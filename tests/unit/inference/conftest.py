@@ -13,6 +13,7 @@ from tests.tiny_model import save_tiny_model
 from workers.inference.adapter_cache import AdapterCache, AdapterUnavailableError, SourceCounts
 from workers.inference.engine import Engine
 from workers.inference.prefixes import PrefixStore
+from workers.inference.scheduler import Limits
 from workers.loading import LoadedBase, load_base_model
 from workers.lora.adapter import AdapterWeights, init_adapter
 from workers.lora.bank import AdapterBank
@@ -111,10 +112,11 @@ class Harness:
     ) -> None:
         self.bank = AdapterBank(base.model)
         self.source = Shelf(adapters)
-        settings = {"max_sequences": 8, "prefill_tokens": 16} | options
+        limits = Limits(options.pop("max_sequences", 8), options.pop("state_bytes", None))
+        settings = {"prefill_tokens": 16} | options
         cache = AdapterCache(range(slots), self.source, self.bank)
         self.prefixes = PrefixStore(prefix_bytes)
-        self.engine = Engine(base.model, base.info, cache, self.prefixes, **settings)
+        self.engine = Engine(base.model, base.info, cache, self.prefixes, limits=limits, **settings)
 
     def run(self, *requests: InferenceRequest, stagger: int = 0) -> dict[str, Events]:
         """Run requests to their end, submitting the next one every `stagger` steps; return each one's events."""

@@ -7,6 +7,7 @@ from tests.unit.inference.conftest import Harness, generate
 from tests.unit.inference.test_engine import PROMPT, text_of
 from workers.inference.adapter_cache import AdapterCache
 from workers.inference.engine import Engine
+from workers.inference.scheduler import Limits
 from workers.loading import LoadedBase
 
 Harnesses = Callable[..., Harness]
@@ -55,7 +56,7 @@ def test_small_versions_do_not_keep_a_large_one_out_for_ever(base: LoadedBase, h
     sizes = {name: made.bank.served_bytes(adapter) for name, adapter in made.source.adapters.items()}
     small, large = sorted(sizes, key=lambda name: sizes[name])[::2]
     cache = AdapterCache(range(4), made.source, made.bank, max_bytes=sizes[large])
-    made.engine = Engine(base.model, base.info, cache, made.prefixes, max_sequences=8)
+    made.engine = Engine(base.model, base.info, cache, made.prefixes, limits=Limits(8))
     made.engine.submit(generate("running", PROMPT, small, max_tokens=4))
     made.engine.step()
     made.engine.submit(generate("large", PROMPT, large, "tnt-b"))

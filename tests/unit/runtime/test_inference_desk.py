@@ -19,6 +19,7 @@ from tests.unit.runtime.conftest import Room
 from workers.inference.adapter_cache import AdapterCache
 from workers.inference.engine import Engine
 from workers.inference.prefixes import PrefixStore
+from workers.inference.scheduler import Limits
 from workers.runtime.adapter_loader import AdapterLoader
 from workers.runtime.inference_desk import InferenceDesk
 
@@ -35,7 +36,7 @@ def engine(room: Room) -> Iterator[Engine]:
     """An engine that loads adapters from the test's database."""
     loader = AdapterLoader(room.database, room.room.info)
     adapters = AdapterCache(range(2), loader, room.room.bank)
-    yield Engine(room.room.model, room.room.info, adapters, PrefixStore(0), max_sequences=4)
+    yield Engine(room.room.model, room.room.info, adapters, PrefixStore(0), limits=Limits(4))
     loader.close()
 
 

@@ -14,6 +14,7 @@ from tests.unit.runtime.conftest import Room
 from workers.inference.adapter_cache import AdapterCache
 from workers.inference.engine import Engine
 from workers.inference.prefixes import PrefixStore
+from workers.inference.scheduler import Limits
 from workers.lora.adapter import AdapterWeights
 from workers.lora.adapter_file import to_peft
 from workers.models.batch import pack
@@ -78,7 +79,7 @@ def test_each_request_gets_its_own_adapter(room: Room) -> None:
     refs, chance = _register(room), random.Random(0)
     loader = AdapterLoader(room.database, room.room.info, host_bytes=100_000)
     cache = AdapterCache(range(SLOTS), loader, room.room.bank)
-    engine = Engine(room.room.model, room.room.info, cache, PrefixStore(0), max_sequences=16)
+    engine = Engine(room.room.model, room.room.info, cache, PrefixStore(0), limits=Limits(16))
     asked: dict[str, tuple[int, list[int]]] = {}
     texts: dict[str, str] = defaultdict(str)
     waiting: list[GenerateRequest] = []
