@@ -1,7 +1,8 @@
 """Runs side by side on one model: takes each run's works, does those of many runs in one pass, and answers them.
 
 A run is a generator that yields the seconds for which it has nothing to do, or a Work. Everything here goes in slices,
-so that a caller can serve requests in between. A run joins and leaves whenever it is between two works. What fails in
+so that a caller can serve requests in between. A run joins and leaves whenever it is between two works. The runs of a
+pass come to their next works before another is composed, so that they meet again and keep their turns. What fails in
 one run stays there: a pass that raises is done again run by run, and the error goes to the run whose work raises alone.
 Knows nothing of jobs, databases or what the runs are for.
 """
@@ -21,6 +22,8 @@ from workers.training.turns import Bid, Turns
 from workers.training.work import Work, Working
 
 log = structlog.get_logger()
+RETURN_SLICES = 8
+"""How many slices a run may take from its answer to its next work, until others' passes do not wait for it."""
 
 
 @dataclass
@@ -35,10 +38,9 @@ class _Run:
 class _Pass:
     slices: Slices
     runs: list[str]
-    works: list[Work]
     tokens: int
-    set_aside: dict[Tensor, Tensor]
-    """Gradients that the parameters had before the pass."""
+    set_aside: dict[Tensor, Tensor | None]
+    """The parameters that get gradients of the pass, and those that they had before."""
     next: str = "forward"
 
 
@@ -64,6 +66,8 @@ class RunPool:
         self._pass: _Pass | None = None
         self._apart: list[str] = []
         """Runs whose works were in a pass that raised: each is tried alone."""
+        self._returning: dict[str, int] = {}
+        """Runs of the last pass that have yet to come to their next work, and how many slices they may take."""
         self._own_next = False
 
     def __len__(self) -> int:
@@ -85,6 +89,8 @@ class RunPool:
     @property
     def expected_seconds(self) -> float:
         """How long the next slice should take; 0 when nothing is known."""
+        if self._returning:
+            return self.costs.expected("own", 1)
         if self._pass is None:
             return self.costs.expected("forward", self.tokens_per_pass)
         return self.costs.expected(self._pass.next, self._pass.tokens)
@@ -92,9 +98,8 @@ class RunPool:
     def step(self) -> dict[str, bool]:
         """Do one slice. Return the runs that left, and whether they came to their end."""
         self.pass_tokens = 0
-        answered = next((name for name, run in self._runs.items() if run.answer is not None), None)
-        if answered is not None:
-            return self._advance(answered)
+        if self._returning:
+            return self._advance(next(iter(self._returning)))
         ready = self._ready()
         passable = self._pass is not None or any(run.work is not None for run in self._runs.values())
         if ready is not None and (self._own_next or not passable):
@@ -120,6 +125,7 @@ class RunPool:
 
     def _advance(self, name: str, error: Exception | None = None) -> dict[str, bool]:
         run = self._runs[name]
+        slices = self._returning.pop(name, 0)
         answer, run.answer, run.work = run.answer, None, None
         try:
             with self.costs.timing("own", 1, self._clock):
@@ -135,11 +141,14 @@ class RunPool:
             run.work = item
         else:
             run.resume_at = self._clock() + item
+            if slices > 1 and not item:
+                self._returning[name] = slices - 1
         self._runs[name] = self._runs.pop(name)  # Behind the others: they take turns.
         return {}
 
     def _remove(self, name: str) -> _Run:
         self._turns.leave(name)
+        self._returning.pop(name, None)
         if name in self._apart:
             self._apart.remove(name)
         return self._runs.pop(name)
@@ -165,34 +174,27 @@ class RunPool:
         if self._apart:
             names = [self._apart.pop(0)]
         else:
-            trains = self._turns_of(works)
-            bids = [Bid(n, w.tokens, w.alone) for n, w in works.items() if (w.share is not None) == trains]
+            bids = [Bid(n, w.tokens, "score" if w.share is None else "train") for n, w in works.items()]
             names = [bid.run for bid in self._turns.choose(bids, self.tokens_per_pass)]
         chosen = [works[name] for name in names]
-        return _Pass(
-            run_pass(self._model, chosen), names, chosen, sum(w.tokens for w in chosen), self._set_aside(chosen)
-        )
+        tokens = sum(work.tokens for work in chosen)
+        return _Pass(run_pass(self._model, chosen), names, tokens, self._set_aside(chosen))
 
-    def _turns_of(self, works: Mapping[str, Work]) -> bool:
-        """Return whether the next pass trains: what the run in turn wants."""
-        first = self._turns.first([Bid(name, work.tokens) for name, work in works.items()])
-        return works[first].share is not None
-
-    def _set_aside(self, works: list[Work]) -> dict[Tensor, Tensor]:
+    def _set_aside(self, works: list[Work]) -> dict[Tensor, Tensor | None]:
         """Take the gradients so far away from the parameters, so that a pass that raises leaves none of its own."""
-        held: dict[Tensor, Tensor] = {}
-        if works[0].share is not None:
-            for work in works:
-                for parameter in self._parameters(work.slot).values():
-                    if parameter.grad is not None:
-                        held[parameter], parameter.grad = parameter.grad, None
+        held: dict[Tensor, Tensor | None] = {}
+        for work in works:
+            for parameter in self._parameters(work.slot).values() if work.share is not None else ():
+                held[parameter], parameter.grad = parameter.grad, None
         return held
 
     def _finish(self, done: _Pass, answers: list[float]) -> None:
         for parameter, before in done.set_aside.items():
-            parameter.grad = before if parameter.grad is None else parameter.grad.add_(before)
+            if before is not None:
+                parameter.grad = before if parameter.grad is None else parameter.grad.add_(before)
         for name, answer in zip(done.runs, answers, strict=True):
             self._runs[name].answer = answer
+        self._returning = dict.fromkeys(done.runs, RETURN_SLICES)
         self._pass = None
 
     def _drop_pass(self) -> None:
@@ -200,8 +202,7 @@ class RunPool:
         if dropped is None:
             return
         dropped.slices.close()
-        for work in dropped.works:
-            for parameter in self._parameters(work.slot).values():
-                parameter.grad = dropped.set_aside.get(parameter)
+        for parameter, before in dropped.set_aside.items():
+            parameter.grad = before
         if self._model.device.type == "cuda":
             torch.cuda.empty_cache()

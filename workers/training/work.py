@@ -16,14 +16,13 @@ class Work:
     """Windows of one run for one pass. The answer is their summed negative log-likelihood in nats.
 
     `share` is what the loss is multiplied with before gradients of it are added to the slot's parameters; None asks for
-    no gradients. `recompute` trades time for memory. `alone` keeps other slots out of the pass.
+    no gradients. `recompute` trades time for memory.
     """
 
     slot: int
     windows: tuple[Window, ...]
     share: float | None = None
     recompute: bool = False
-    alone: bool = False
 
     @property
     def tokens(self) -> int:
