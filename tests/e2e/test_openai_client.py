@@ -179,6 +179,19 @@ def test_completion_scores_its_prompt_as_evaluate_does(client: OpenAI, rest: htt
     assert measured["perplexity"] == pytest.approx(math.exp(-mean), rel=0.05)
 
 
+def test_the_next_turn_of_a_chat_starts_from_the_kept_one(client: OpenAI) -> None:
+    messages = [*GREEN_TEA]
+    first = client.chat.completions.create(model=BASE, messages=messages, temperature=0, max_tokens=20)
+    messages += [{"role": "assistant", "content": first.choices[0].message.content or ""}]
+    messages += [{"role": "user", "content": "Are you sure?"}]
+    second = client.chat.completions.create(model=BASE, messages=messages, temperature=0, max_tokens=4)
+    assert first.usage is not None
+    assert second.usage is not None
+    assert second.usage.prompt_tokens_details is not None
+    cached = second.usage.prompt_tokens_details.cached_tokens or 0
+    assert first.usage.prompt_tokens + 10 < cached < second.usage.prompt_tokens
+
+
 def test_completion_continues_after_its_prompt(client: OpenAI) -> None:
     reply = client.completions.create(model=BASE, prompt="One, two, three,", max_tokens=4, temperature=0, echo=True)
     assert reply.choices[0].text.startswith("One, two, three, four")

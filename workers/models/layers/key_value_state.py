@@ -2,8 +2,8 @@
 
 A buffer is one piece of memory, not a table of blocks: gathering blocks from a pool before each attention was measured
 to cost SmolLM2-135M on a CPU 1 to 4 % of a decode step at 128 tokens, 3 to 9 % at 1000 and 14 % at 4000. So a full
-buffer is replaced by one of up to twice its blocks, and a token is copied once more on average. The price is that a
-beginning is shared without a copy by everybody who only keeps it, but by one sequence only of those that go on.
+buffer is replaced by one of about twice its blocks, and a token is copied once more at most, on average. The price is
+that a beginning is shared without a copy by all who only keep it, but by one sequence only of those that go on.
 
 Legend: C rows of a buffer, L new tokens, M keys seen, G key/value heads, E head width.
 """
@@ -67,7 +67,7 @@ class KeyValueState:
 
     def _own(self, past: int, length: int) -> _Buffer:
         """Return a buffer with a copy of the past and room to go on."""
-        rows = rounded_up(max(length, min(2 * past, self._capacity)))
+        rows = rounded_up(max(length, min(2 * length, self._capacity)))
         before_C2GE = self._buffer.kv_C2GE
         kv_C2GE = before_C2GE.new_empty((rows, *before_C2GE.shape[1:]))
         kv_C2GE[:past] = before_C2GE[:past]
