@@ -101,11 +101,14 @@ def test_a_term_that_is_not_finite_stays_in_its_rows() -> None:
     assert all(leaf.grad is not None and leaf.grad.isfinite().all() for leaf in (a, b))
 
 
-@pytest.mark.skipif(not can_pack(torch.zeros(2, 2, dtype=torch.bfloat16)), reason="this CPU has no bfloat16 products")
-def test_packed_weights_give_the_plain_products() -> None:
-    x, weight, a, b = _leaves((9, 64), (48, 64), (4, 64), (48, 4), dtype=torch.bfloat16)
+@pytest.mark.parametrize("rows", [1, 2, 9, 200])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.26)])
+def test_packed_weights_give_the_plain_products(dtype: torch.dtype, tolerance: float, rows: int) -> None:
+    x, weight, a, b = _leaves((rows, 64), (48, 64), (4, 64), (48, 4), dtype=dtype)
+    if not can_pack(weight):
+        pytest.skip("this CPU has no bfloat16 products")
     packed = pack_weight(weight)
-    _assert_same(frozen_linear(x, weight.detach(), packed), frozen_linear(x, weight.detach(), None), [x], 0.26)
-    terms = [Term(slice(0, 9), slice(0, 48), a, b, 1.0)]
+    _assert_same(frozen_linear(x, weight.detach(), packed), frozen_linear(x, weight.detach(), None), [x], tolerance)
+    terms = [Term(slice(0, rows), slice(0, 48), a, b, 1.0)]
     ours = lora_linear(x, weight.detach(), packed, terms)
-    _assert_same(ours, lora_linear(x, weight.detach(), None, terms), [x, a, b], 0.26)
+    _assert_same(ours, lora_linear(x, weight.detach(), None, terms), [x, a, b], tolerance)

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.nn.functional import linear
 
 from workers.kernels.packed_weight import packed_linear
 
@@ -44,7 +43,7 @@ def _spans(rows: int) -> list[slice]:
 
 
 def _chunk(hidden_CD: Tensor, low_CR: Tensor | None, head: _Head, targets_C: Tensor) -> _Chunk:
-    logits_CV = linear(hidden_CD, head.weight_VD) if head.packed is None else packed_linear(hidden_CD, head.packed)
+    logits_CV = packed_linear(hidden_CD, head.weight_VD, head.packed)
     if low_CR is not None and head.b_VR is not None:
         logits_CV = logits_CV.addmm_(low_CR, head.b_VR.T)
     max_C1 = logits_CV.amax(-1, keepdim=True)

@@ -18,17 +18,13 @@ from torch.nn.functional import linear
 from workers.kernels.packed_weight import packed_linear
 
 
-def _product(x_TK: Tensor, weight_NK: Tensor, packed: Tensor | None) -> Tensor:
-    return linear(x_TK, weight_NK) if packed is None else packed_linear(x_TK, packed)
-
-
 class _FrozenLinear(Function):
     """x Wᵀ over a packed weight; gradient to x only."""
 
     @staticmethod
     def forward(ctx: Any, x_TK: Tensor, weight_NK: Tensor, packed: Tensor) -> Tensor:
         ctx.save_for_backward(weight_NK)
-        return packed_linear(x_TK, packed)
+        return packed_linear(x_TK, weight_NK, packed)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -67,7 +63,7 @@ class _LoRALinear(Function):
         places: Sequence[_Place],
         *factors: Tensor,
     ) -> Tensor:
-        y_TN = x_TK.new_zeros(len(x_TK), outputs) if weight_NK is None else _product(x_TK, weight_NK, packed)
+        y_TN = x_TK.new_zeros(len(x_TK), outputs) if weight_NK is None else packed_linear(x_TK, weight_NK, packed)
         kept = []
         for place, a_RK, b_MR in zip(places, factors[::2], factors[1::2], strict=True):
             narrow_a_RK, narrow_b_MR = a_RK.to(x_TK.dtype), b_MR.to(x_TK.dtype)
@@ -107,7 +103,7 @@ def frozen_linear(x_TK: Tensor, weight_NK: Tensor, packed: Tensor | None) -> Ten
     if torch.is_grad_enabled() and x_TK.requires_grad:
         result: Tensor = _FrozenLinear.apply(x_TK, weight_NK, packed)  # type: ignore[no-untyped-call]
         return result
-    return packed_linear(x_TK, packed)
+    return packed_linear(x_TK, weight_NK, packed)
 
 
 def lora_linear(x_TK: Tensor, weight_NK: Tensor, packed: Tensor | None, terms: Sequence[Term]) -> Tensor:
