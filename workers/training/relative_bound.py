@@ -21,8 +21,12 @@ from torch import Tensor
 
 ROUNDING = 1e-12
 """More than the relative error of a Gram matrix of float64 vectors, added so that a norm is never taken too small."""
-MAX_CUTS = 64
-"""The first takes off a 128th, each next one twice as much up to a half; rounding hardly ever asks for a second."""
+FIRST_CUT = 2.0**-20
+"""A step that rounding makes too long is cut by this share, then by twice as much each time, up to a half.
+
+Small, because whether rounding asks for a cut hangs on the last bit: two ways to add up a gradient must not part there.
+"""
+MAX_CUTS = 80
 
 
 class Product(NamedTuple):
@@ -88,7 +92,7 @@ def _shortened(
         tried = [_between(o.detach(), n, share) for o, n in zip(old, new, strict=True)]
         if measure(old, tried) <= limit:
             return tried
-        share *= 1 - min(0.5, 2.0 ** (attempt - 7))
+        share *= 1 - min(0.5, FIRST_CUT * 2.0**attempt)
     return [o.detach().clone() for o in old]
 
 
