@@ -5,7 +5,7 @@ Knows packing and caches; knows nothing of sampling, text or events.
 Legend: T packed tokens, R rows whose logits are wanted, D width, V vocabulary.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -43,24 +43,44 @@ class Piece:
 
 
 def next_pieces(generations: Iterable[Generation], prefill_tokens: int) -> list[Piece]:
-    """Return the next piece of every sequence; prompts share `prefill_tokens`, first come first served.
+    """Return the next piece of every sequence that decodes, and of prompts as far as `prefill_tokens` go.
 
     Those of a slot are neighbours, so that its rows are multiplied together.
     """
     pieces: list[Piece] = []
+    prompts: list[Generation] = []
     for generation in generations:
-        prompt = generation.request.prompt_token_ids
-        if not generation.prefilling:
-            pieces += [
-                Piece(generation, choice, choice.cache, choice.tokens[-1:], len(prompt) + len(choice.tokens) - 1)
-                for choice in generation.choices
-            ]
-        elif prefill_tokens > 0:
-            start = generation.prefilled
-            chunk = prompt[start : start + prefill_tokens]
-            prefill_tokens -= len(chunk)
-            pieces.append(Piece(generation, None, generation.cache, chunk, start))
+        if generation.prefilling:
+            prompts.append(generation)
+            continue
+        prompt = len(generation.request.prompt_token_ids)
+        pieces += [
+            Piece(generation, choice, choice.cache, choice.tokens[-1:], prompt + len(choice.tokens) - 1)
+            for choice in generation.choices
+        ]
+    for generation, start, stop in _chunks(prompts, prefill_tokens):
+        chunk = generation.request.prompt_token_ids[start:stop]
+        pieces.append(Piece(generation, None, generation.cache, chunk, start))
     return sorted(pieces, key=lambda piece: piece.generation.slot)
+
+
+def _chunks(prompts: list[Generation], tokens: int) -> Iterator[tuple[Generation, int, int]]:
+    """Yield which part of which prompts to run, of `tokens` tokens together.
+
+    The oldest prompt gets half of them at least, so that it ends; the others follow by what they lack, so that a short
+    one does not wait for a long one.
+    """
+    sizes = [0] * len(prompts)
+    missing = [len(prompt.request.prompt_token_ids) - prompt.prefilled for prompt in prompts]
+    by_need = sorted(range(len(prompts)), key=missing.__getitem__)
+    turns = [(0, (tokens + 1) // 2), *((number, tokens) for number in by_need)]
+    for number, most in turns if prompts else []:
+        size = min(most, tokens, missing[number] - sizes[number])
+        sizes[number] += size
+        tokens -= size
+    for prompt, size in zip(prompts, sizes, strict=True):
+        if size:
+            yield prompt, prompt.prefilled, prompt.prefilled + size
 
 
 class Rows(NamedTuple):
