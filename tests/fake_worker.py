@@ -15,6 +15,8 @@ from app.contracts.base_models import BaseModelInfo
 from app.contracts.inference import (
     AcceptedEvent,
     DoneEvent,
+    EmbedEvent,
+    EmbedRequest,
     ErrorEvent,
     FinishEvent,
     GenerateRequest,
@@ -48,6 +50,7 @@ class FakeWorker:
         self.error_after = 0
         self.nll_per_token = 2.0
         self.cached_tokens = 0
+        self.third_of_embeddings = 0.1
         self.endless = False
         self.silent = False
         self.finish_job: Finish | None = None
@@ -105,6 +108,8 @@ class FakeWorker:
             self._wait_for_abort(request)
         elif isinstance(request, GenerateRequest):
             self._generate(request)
+        elif isinstance(request, EmbedRequest):
+            self._embed(request)
         else:
             tokens = sum(sum(sequence.loss_mask) for sequence in request.sequences)
             self._emit(request, ScoreEvent(nll=self.nll_per_token * tokens, tokens=tokens))
@@ -135,6 +140,14 @@ class FakeWorker:
         done = min(len(tokens), sampling.max_tokens) * sampling.n
         prompt = len(request.prompt_token_ids)
         self._emit(request, DoneEvent(prompt_tokens=prompt, completion_tokens=done, cached_tokens=self.cached_tokens))
+
+    def _embed(self, request: EmbedRequest) -> None:
+        """Tell each input's length and first token, the last input first; the third number is no short decimal."""
+        for index, token_ids in reversed(list(enumerate(request.sequences))):
+            third = self.third_of_embeddings
+            self._emit(request, EmbedEvent(index=index, vector=[len(token_ids), token_ids[0], third]))
+        tokens = sum(map(len, request.sequences))
+        self._emit(request, DoneEvent(prompt_tokens=tokens, completion_tokens=0))
 
     def _logprob(self, token: int, top: int | None) -> TokenLogprob:
         """Every token has probability a half, the next one in the vocabulary a quarter."""

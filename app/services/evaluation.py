@@ -16,6 +16,7 @@ from app.db.blobs import iter_lines
 from app.services.files import get_training_file
 from app.services.inference import RETRY_SECONDS, events, submit
 from app.services.model_names import resolve_model
+from app.services.token_ids import within_context
 from app.services.training_data import at_least_two_tokens, one_example, tokenize
 from app.text.examples import parse_example
 from app.text.tokenize import TokenizedExample
@@ -110,10 +111,5 @@ def _examples_of(session: Session, tenant_id: str, file_id: str, info: BaseModel
 
 
 def _fitting(info: BaseModelInfo, example: TokenizedExample, param: str, where: str) -> TokenizedExample:
-    if len(example.token_ids) > info.context_length:
-        raise InvalidRequestError(
-            f"{where}: {len(example.token_ids)} tokens exceed the context of {info.id}, {info.context_length} tokens",
-            code="context_length_exceeded",
-            param=param,
-        )
+    within_context(info, example.token_ids, param=param, where=where)
     return example

@@ -14,6 +14,7 @@ from app.contracts.inference import GenerateRequest, SamplingParams
 from app.core.errors import InvalidRequestError
 from app.core.ids import new_id
 from app.services.model_names import ResolvedModel, resolve_model
+from app.services.token_ids import known
 from app.text.chat_template import ChatTemplateError
 from app.text.tokenize import tokenize_prompt
 from app.text.tokenizer import tokenizer_for
@@ -69,23 +70,12 @@ def prepare_completions(
     requests, texts = [], []
     for position, prompt in enumerate(prompts):
         param = "prompt" if len(prompts) == 1 else f"prompt[{position}]"
-        token_ids = tokenizer.encode(prompt) if isinstance(prompt, str) else _known(resolved.info, prompt, param)
+        token_ids = tokenizer.encode(prompt) if isinstance(prompt, str) else known(resolved.info, prompt, param=param)
         token_ids = token_ids or _start(resolved.info, param)
         requests.append(_request(tenant_id, resolved, token_ids, sampling, param=param))
         if echo:
             texts.append(prompt if isinstance(prompt, str) else tokenizer.decode(prompt, skip_special_tokens=False))
     return PreparedGeneration(resolved.name, requests, texts)
-
-
-def _known(info: BaseModelInfo, token_ids: list[int], param: str) -> list[int]:
-    for position, token_id in enumerate(token_ids):
-        if not 0 <= token_id < info.vocab_size:
-            raise InvalidRequestError(
-                f"{param}[{position}]: expected a token id of 0 to {info.vocab_size - 1}, got {token_id}",
-                code="invalid_value",
-                param=param,
-            )
-    return token_ids
 
 
 def _start(info: BaseModelInfo, param: str) -> list[int]:

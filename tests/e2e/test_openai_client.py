@@ -20,6 +20,11 @@ def answer(client: OpenAI, model: str) -> str:
     return reply.choices[0].message.content or ""
 
 
+def dot(a: list[float], b: list[float]) -> float:
+    """Return the scalar product, the cosine of vectors of length 1."""
+    return math.fsum(x * y for x, y in zip(a, b, strict=True))
+
+
 def test_uploaded_file_comes_back_as_it_was(client: OpenAI, tmp_path: Path) -> None:
     content = b'{"prompt": "a", "completion": "b"}\n\n{"text": "c d"}\n'
     path = tmp_path / "two.jsonl"
@@ -198,6 +203,20 @@ def test_completion_continues_after_its_prompt(client: OpenAI) -> None:
     assert reply.choices[0].finish_reason == "length"
     assert reply.usage is not None
     assert reply.usage.completion_tokens == 4
+
+
+def test_embeddings_are_of_length_one_and_depend_on_text_and_version(client: OpenAI, taught: FineTuningJob) -> None:
+    texts = ["Green tea needs water that does not boil.", "Do not boil the water for green tea.", "def f(x): return x"]
+    made = client.embeddings.create(model=BASE, input=texts)
+    vectors = [item.embedding for item in made.data]
+    assert [len(vector) for vector in vectors] == [576] * 3
+    assert [dot(vector, vector) for vector in vectors] == pytest.approx([1.0] * 3, abs=1e-5)
+    assert dot(vectors[0], vectors[1]) > dot(vectors[0], vectors[2])
+    [alone] = client.embeddings.create(model=BASE, input=texts[2], encoding_format="float").data
+    assert alone.embedding == pytest.approx(vectors[2], abs=1e-3)
+    [adapted] = client.embeddings.create(model=ADAPTER, input=texts[0]).data
+    assert dot(adapted.embedding, vectors[0]) < 0.9999
+    assert made.usage.total_tokens > 20
 
 
 def test_models_are_the_base_and_the_adapters(client: OpenAI, taught: FineTuningJob) -> None:

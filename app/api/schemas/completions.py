@@ -1,12 +1,13 @@
 """Bodies of the two completion routes. Every field of OpenAI's is known: used, harmless, or refused by name."""
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from app.api.schemas.common import RequestBody, Text, only
 from app.api.schemas.fine_tuning import ModelName
+from app.api.schemas.text_or_tokens import one_or_several
 from app.services.prompts import Sampling
 
 MAX_CHOICES = 16
@@ -17,28 +18,6 @@ COMPLETION_TOKENS = 16
 
 def _as_tuple(stop: Any) -> Any:
     return (stop,) if isinstance(stop, str) else () if stop is None else tuple(stop) if isinstance(stop, list) else stop
-
-
-def _prompts(prompt: Any) -> list[str] | list[list[int]]:
-    """Return any of OpenAI's four forms as a list of prompts."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if isinstance(prompt, list) and prompt and _is_tokens(prompt):
-        return [prompt]
-    if isinstance(prompt, list) and 0 < len(prompt) <= MAX_PROMPTS:
-        if all(isinstance(item, str) for item in prompt):
-            return cast(list[str], prompt)
-        if all(isinstance(item, list) and _is_tokens(item) for item in prompt):
-            return cast(list[list[int]], prompt)
-    raise PydanticCustomError(
-        "prompt",
-        "expected a string, token ids, or a list of up to {most} strings or of up to {most} lists of token ids",
-        {"most": MAX_PROMPTS},
-    )
-
-
-def _is_tokens(items: list[Any]) -> bool:
-    return all(isinstance(item, int) and not isinstance(item, bool) for item in items)
 
 
 def _text_of(content: Any) -> Any:
@@ -175,7 +154,7 @@ class ChatBody(GenerationBody):
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
 
-    prompt: Annotated[list[Text] | list[list[int]], BeforeValidator(_prompts)]
+    prompt: Annotated[list[Text] | list[list[int]], one_or_several(MAX_PROMPTS)]
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: int | None = None

@@ -197,6 +197,17 @@ def test_chat_and_completions_with_and_without_streaming(client: OpenAI, worker:
     assert "".join(piece.choices[0].text for piece in pieces) == "Hello there"
 
 
+def test_embeddings_in_base64_and_as_numbers(client: OpenAI, worker: Any) -> None:
+    usual = client.embeddings.create(model=BASE, input=["a", "ab"])
+    numbers = client.embeddings.create(model=BASE, input=["a", "ab"], encoding_format="float", user="me")
+    assert [item.embedding for item in usual.data] == [item.embedding for item in numbers.data]
+    assert [item.embedding[0] for item in usual.data] == [1, 2]
+    assert (usual.usage.prompt_tokens, usual.usage.total_tokens, usual.model) == (3, 3, BASE)
+    with pytest.raises(openai.BadRequestError) as refused:
+        client.embeddings.create(model=BASE, input="a", dimensions=2)
+    assert refused.value.param == "dimensions"
+
+
 def test_errors_are_typed(client: OpenAI, api: Any, url: str) -> None:
     with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(model="nobody", messages=HI)
