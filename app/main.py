@@ -10,7 +10,18 @@ from app.api.body_limits import DeclaredLengthMiddleware
 from app.api.deps import Resources, bearer
 from app.api.errors import install_error_handlers
 from app.api.request_log import RequestLogMiddleware
-from app.api.routes import adapt, adapters, completions, embeddings, files, fine_tuning_jobs, health, merges, models
+from app.api.routes import (
+    adapt,
+    adapters,
+    completions,
+    embeddings,
+    files,
+    fine_tuning_jobs,
+    health,
+    merges,
+    models,
+    workers,
+)
 from app.bus.connection import connect, connect_async
 from app.core.logging import configure_logging
 from app.core.settings import Settings, get_settings
@@ -49,7 +60,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_middleware(AuthenticationMiddleware)
     app.add_middleware(RequestLogMiddleware)
     app.include_router(health.router)
-    for module in (fine_tuning_jobs, adapt, models, completions, embeddings, merges):
+    for module in (fine_tuning_jobs, adapt, models, completions, embeddings, merges, workers):
         app.include_router(module.router, max_body_size=MAX_JSON_BYTES, dependencies=[Depends(bearer)])
     for router, limit in uploads:
         app.include_router(router, max_body_size=limit, dependencies=[Depends(bearer)])

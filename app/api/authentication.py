@@ -16,7 +16,7 @@ from app.services.tenants import authenticate
 
 
 class AuthenticationMiddleware:
-    """Sets `request.state.tenant_id`, or answers 401."""
+    """Sets `request.state.tenant_id` and `.admin`, or answers 401."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -29,11 +29,11 @@ class AuthenticationMiddleware:
         key = presented_key(headers.get("authorization"), headers.get("x-api-key"))
         database = cast(Resources, scope["app"].state.resources).database
         try:
-            tenant_id = await run_in_threadpool(authenticate, database, key)
+            caller = await run_in_threadpool(authenticate, database, key)
         except ServiceError as refusal:
             await error_response(refusal)(scope, receive, send)
         except (OperationalError, PoolTimeoutError) as error:
             await error_response(from_outage(error))(scope, receive, send)
         else:
-            scope.setdefault("state", {})["tenant_id"] = tenant_id
+            scope.setdefault("state", {}).update(tenant_id=caller.tenant_id, admin=caller.admin)
             await self.app(scope, receive, send)

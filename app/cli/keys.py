@@ -26,16 +26,17 @@ def _tenant(session: Session, name: str) -> Tenant:
 def create(
     tenant: TenantName,
     name: Annotated[str, typer.Option(help="What the key is for.")] = "default",
+    admin: Annotated[bool, typer.Option("--admin", help="Let it see the deployment's workers too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Make a key and print it, once."""
     with open_database() as database, database.write() as session:
-        key, plaintext = api_keys.create(session, _tenant(session, tenant).id, name)
-        made = {"id": key.id, "name": name, "api_key": plaintext}
+        key, plaintext = api_keys.create(session, _tenant(session, tenant).id, name, admin=admin)
+        made = {"id": key.id, "name": name, "admin": admin, "api_key": plaintext}
     if as_json:
         typer.echo(json.dumps(made))
         return
-    typer.echo(f"Key      {made['id']} ({name})")
+    typer.echo(f"Key      {made['id']} ({name}{', admin' if admin else ''})")
     typer.echo(f"API key  {plaintext}")
     typer.echo("The key is shown this once; only its hash is stored.")
 
@@ -48,14 +49,24 @@ def list_keys(
     """List a tenant's keys by their first characters."""
     with open_database() as database, database.read() as session:
         rows = [
-            {"id": key.id, "name": key.name, "hint": key.hint, "revoked": key.revoked_at is not None}
+            {
+                "id": key.id,
+                "name": key.name,
+                "hint": key.hint,
+                "admin": key.admin,
+                "revoked": key.revoked_at is not None,
+            }
             for key in api_keys.list(session, _tenant(session, tenant).id)
         ]
     if as_json:
         typer.echo(json.dumps(rows))
         return
     for row in rows:
-        typer.echo(f"{row['id']}  {row['hint']}…  {row['name']}{'  (revoked)' if row['revoked'] else ''}")
+        typer.echo(f"{row['id']}  {row['hint']}…  {row['name']}{_marks(row)}")
+
+
+def _marks(row: dict[str, object]) -> str:
+    return "".join(f"  ({mark})" for mark in ("admin", "revoked") if row[mark])
 
 
 @cli.command("revoke")

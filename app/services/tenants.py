@@ -2,6 +2,7 @@
 
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 
 from sqlalchemy.exc import OperationalError
 
@@ -13,8 +14,16 @@ NOTE_SECONDS = 0.05
 """How long noting a key's use may wait for SQLite's one writer."""
 
 
-def authenticate(database: Database, key: str | None) -> str:
-    """Return the tenant's id. Raises AuthenticationError for no key, an unknown one and a revoked one."""
+@dataclass(frozen=True)
+class Caller:
+    """The tenant that a key is of, and whether it may also see what belongs to the deployment."""
+
+    tenant_id: str
+    admin: bool
+
+
+def authenticate(database: Database, key: str | None) -> Caller:
+    """Return who calls. Raises AuthenticationError for no key, an unknown one and a revoked one."""
     if key is None:
         raise AuthenticationError(
             "No API key: send 'Authorization: Bearer tml-...' or 'X-API-Key: tml-...'", code="invalid_api_key"
@@ -27,4 +36,4 @@ def authenticate(database: Database, key: str | None) -> str:
         # A request must not wait behind another tenant's upload for this: the next one will note it.
         with suppress(OperationalError), database.write(wait_seconds=NOTE_SECONDS) as session:
             api_keys.mark_used(session, found.tenant_id, found.id)
-    return found.tenant_id
+    return Caller(found.tenant_id, found.admin)

@@ -136,6 +136,10 @@ class AdapterCache:
         """Wait for a load to end, at most so long; return at once where none is on its way."""
         self._source.wait(seconds)
 
+    def versions(self) -> list[VersionKey]:
+        """Return the versions in slots, least recently used first; any thread may ask."""
+        return list(self._entries)
+
     def stats(self) -> AdapterCacheStats:
         """Return a snapshot of the counters."""
         return AdapterCacheStats(

@@ -81,6 +81,16 @@ class Engine:
         return [*self._running, *self._scheduler.waiting_ids()]
 
     @property
+    def places(self) -> int:
+        """How many sequences run at once."""
+        return self._scheduler.limits.places
+
+    @property
+    def free_places(self) -> int:
+        """How many more sequences could run now."""
+        return self.places - self._scheduler.used_places
+
+    @property
     def has_room(self) -> bool:
         """Whether more requests should be taken in; beyond this they are better off in the shared queue."""
         return len(self._scheduler.waiting_ids()) < WAITING_PER_PLACE * self._scheduler.limits.places

@@ -53,6 +53,11 @@ class Scheduler:
         self._used: dict[str, _Share] = {}
 
     @property
+    def used_places(self) -> int:
+        """The places that running requests take; any thread may ask."""
+        return sum(share.places for share in list(self._used.values()))
+
+    @property
     def state_bytes(self) -> int:
         """The bytes set aside for what runs."""
         return sum(share.places * share.bytes_each for share in self._used.values())

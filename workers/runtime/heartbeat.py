@@ -14,6 +14,7 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from app.bus import presence
+from app.contracts.workers import WorkerState
 from app.db import queue
 from app.db.queue import Asked, Lease, StaleLeaseError
 from app.db.repositories import workers
@@ -60,10 +61,10 @@ class Heartbeat:
         self._seconds, self._lease_seconds = seconds, lease_seconds
         self._watches: dict[str, LeaseWatch] = {}
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
-    def start(self) -> None:
-        """Begin to beat; the first beat is at once."""
+    def start(self, state: Callable[[], WorkerState]) -> None:
+        """Begin to beat; the first beat is at once. `state` is asked in the beating thread what the worker tells."""
+        self._thread = threading.Thread(target=self._run, args=(state,), name="heartbeat", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -82,10 +83,10 @@ class Heartbeat:
         """Let a lease be: it is finished, given back or lost."""
         self._watches.pop(lease.job_id, None)
 
-    def _run(self) -> None:
+    def _run(self, state: Callable[[], WorkerState]) -> None:
         while True:
             self._guarded("presence", self._announce)
-            self._guarded("worker row", self._renew_worker)
+            self._guarded("worker row", partial(self._renew_worker, state))
             for watch in list(self._watches.values()):
                 self._guarded("lease", partial(self._renew_lease, watch))
             if self._stopping.wait(self._seconds):
@@ -100,9 +101,10 @@ class Heartbeat:
     def _announce(self) -> None:
         presence.announce(self._bus, self._worker_id, self._base_model, PRESENCE_BEATS * self._seconds)
 
-    def _renew_worker(self) -> None:
+    def _renew_worker(self, state: Callable[[], WorkerState]) -> None:
+        told = state()
         with self._database.write() as session:
-            workers.heartbeat(session, self._worker_id)
+            workers.heartbeat(session, self._worker_id, told)
 
     def _renew_lease(self, watch: LeaseWatch) -> None:
         if watch.lost:

@@ -56,6 +56,11 @@ class JobDesk:
         return len(self._jobs)
 
     @property
+    def free_slots(self) -> int:
+        """How many more jobs could run here."""
+        return len(self._free)
+
+    @property
     def has_room(self) -> bool:
         """Whether another job could be claimed."""
         return bool(self._free)

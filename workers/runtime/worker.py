@@ -1,6 +1,7 @@
 """Builds one worker from its parts, announces it, and runs its loop."""
 
 import threading
+from functools import partial
 
 import redis
 import structlog
@@ -25,6 +26,7 @@ from workers.runtime.job_runner import JobRoom
 from workers.runtime.loop import run_loop
 from workers.runtime.retry import patiently
 from workers.runtime.time_share import TimeShare
+from workers.runtime.worker_state import state_of
 from workers.training.memory import TrainingMemory
 from workers.training.trainer import default_tokens_per_step
 
@@ -84,7 +86,7 @@ def run_worker(
         max_attempts=settings.max_attempts,
         poll_seconds=settings.poll_seconds,
     )
-    heartbeat.start()
+    heartbeat.start(partial(state_of, engine, adapters, jobs))
     log.info("worker ready", worker=worker_id, base_model=base.info.id, device=device, dtype=base.info.dtype)
     try:
         run_loop(

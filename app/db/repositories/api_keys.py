@@ -16,10 +16,20 @@ USED_RESOLUTION_SECONDS = 60
 """How fresh `last_used_at` is kept: a write per minute and key, not per request."""
 
 
-def create(session: Session, tenant_id: str, name: str) -> tuple[ApiKey, str]:
-    """Add a key of 256 random bits and return it with its plaintext, which nobody can read again."""
+def create(session: Session, tenant_id: str, name: str, *, admin: bool = False) -> tuple[ApiKey, str]:
+    """Add a key of 256 random bits and return it with its plaintext, which nobody can read again.
+
+    With `admin` it may also see what belongs to the deployment.
+    """
     plaintext = PREFIX + secrets.token_urlsafe(32)
-    key = ApiKey(id=new_id("key"), tenant_id=tenant_id, name=name, hint=plaintext[:10], sha256=_digest(plaintext))
+    key = ApiKey(
+        id=new_id("key"),
+        tenant_id=tenant_id,
+        name=name,
+        hint=plaintext[:10],
+        sha256=_digest(plaintext),
+        admin=admin,
+    )
     session.add(key)
     session.flush()
     return key, plaintext

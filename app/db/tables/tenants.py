@@ -1,6 +1,6 @@
 """Tenants with their limits, and their API keys. A key is stored as its SHA-256: 256 random bits need no slow hash."""
 
-from sqlalchemy import BigInteger, Float, ForeignKey, Integer, String
+from sqlalchemy import BigInteger, Boolean, Float, ForeignKey, Integer, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.db.tables.base import Base, db_now
@@ -43,6 +43,8 @@ class ApiKey(Base):
     name: Mapped[str] = mapped_column(String(64))
     hint: Mapped[str] = mapped_column(String(16))
     sha256: Mapped[str] = mapped_column(String(64), unique=True)
+    admin: Mapped[bool] = mapped_column(Boolean, server_default="0")
+    """Whether it may also see what belongs to the deployment."""
     created_at: Mapped[float] = mapped_column(Float(53), server_default=db_now())
     revoked_at: Mapped[float | None] = mapped_column(Float(53))
     last_used_at: Mapped[float | None] = mapped_column(Float(53))

@@ -1,6 +1,6 @@
 """Workers and the base models they host, as they registered themselves."""
 
-from sqlalchemy import Float, ForeignKey, String
+from sqlalchemy import JSON, Float, ForeignKey, Integer, String
 from sqlalchemy.orm import Mapped, mapped_column
 
 from app.db.tables.base import Base, db_now
@@ -29,3 +29,11 @@ class WorkerRow(Base):
     device: Mapped[str] = mapped_column(String(64))
     started_at: Mapped[float] = mapped_column(Float(53), server_default=db_now())
     heartbeat_at: Mapped[float] = mapped_column(Float(53), server_default=db_now())
+    role: Mapped[str] = mapped_column(String(16), server_default="serve_and_train")
+    training_slots: Mapped[int] = mapped_column(Integer, server_default="0")
+    """These, down to the adapters, are the WorkerState that it told last."""
+    training_slots_free: Mapped[int] = mapped_column(Integer, server_default="0")
+    serving_places: Mapped[int] = mapped_column(Integer, server_default="0")
+    serving_places_free: Mapped[int] = mapped_column(Integer, server_default="0")
+    open_requests: Mapped[int] = mapped_column(Integer, server_default="0")
+    adapters: Mapped[list[tuple[str, str, str]]] = mapped_column(JSON, server_default="[]")

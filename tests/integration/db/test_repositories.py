@@ -5,6 +5,7 @@ import hashlib
 import pytest
 from sqlalchemy import select, update
 
+from app.contracts.workers import WorkerState
 from app.db.blobs import read_blob, write_blob
 from app.db.repositories import adapters, api_keys, base_models, files, jobs, workers
 from app.db.session import Database
@@ -223,6 +224,16 @@ def test_a_base_model_is_read_and_parsed_once(database: Database) -> None:
     assert "info" not in row.__dict__
 
 
+STATE = WorkerState(
+    training_slots=16,
+    training_slots_free=15,
+    serving_places=16,
+    serving_places_free=0,
+    open_requests=20,
+    adapters=[("tnt-1", "adp-1", "ver-1")],
+)
+
+
 def test_a_worker_lives_while_its_heartbeat_is_recent(database: Database) -> None:
     with database.write() as session:
         base_models.upsert(session, INFO)
@@ -231,6 +242,28 @@ def test_a_worker_lives_while_its_heartbeat_is_recent(database: Database) -> Non
         workers.register(session, worker_id="b", base_model=INFO.id, device="cuda")
     with database.write() as session:
         session.execute(update(WorkerRow).values(heartbeat_at=db_now() - 60))
-        workers.heartbeat(session, "b")
+        workers.heartbeat(session, "b", STATE)
         assert [(row.id, row.device) for row in workers.alive(session, 30)] == [("b", "cuda")]
         assert [row.id for row in workers.alive(session, 90)] == ["a", "b"]
+
+
+def test_a_silent_worker_is_told_of_for_a_day(database: Database) -> None:
+    with database.write() as session:
+        base_models.upsert(session, INFO)
+        for worker_id in ("a", "b"):
+            workers.register(session, worker_id=worker_id, base_model=INFO.id, device="cpu")
+    with database.write() as session:
+        session.execute(update(WorkerRow).where(WorkerRow.id == "a").values(heartbeat_at=db_now() - 86_300))
+        workers.heartbeat(session, "b", STATE)
+    with database.read() as session:
+        (a, silent), (b, _) = workers.seen(session)
+        assert (a.id, a.serving_places, a.adapters) == ("a", 0, [])
+        assert silent == pytest.approx(86_300, abs=30)
+        assert (b.training_slots_free, b.open_requests, b.adapters) == (15, 20, [["tnt-1", "adp-1", "ver-1"]])
+    with database.write() as session:
+        session.execute(update(WorkerRow).where(WorkerRow.id == "a").values(heartbeat_at=db_now() - 86_500))
+        assert [row.id for row, _ in workers.seen(session)] == ["b"]
+        assert session.get(WorkerRow, "a") is not None
+        workers.register(session, worker_id="c", base_model=INFO.id, device="cpu")
+    with database.read() as session:
+        assert session.get(WorkerRow, "a") is None

@@ -25,6 +25,7 @@ FOR_THE_OPERATOR = {
     "workers.register",
     "workers.heartbeat",
     "workers.alive",
+    "workers.seen",
     "workers.forget_all",
 }
 """What belongs to the deployment and to no tenant."""

@@ -90,6 +90,16 @@ def test_keys_are_made_listed_and_revoked(graft, deployment: Path) -> None:
     opened.dispose()
 
 
+def test_a_key_may_be_an_admins(graft, deployment: Path) -> None:
+    here = {"GRAFT_DATA_DIR": str(deployment)}
+    graft("tenants", "create", "acme", **here)
+    assert json.loads(graft("keys", "create", "acme", "--admin", "--json", **here).out)["admin"] is True
+    assert "(default, admin)" in graft("keys", "create", "acme", "--admin", **here).out
+    listed = json.loads(graft("keys", "list", "acme", "--json", **here).out)
+    assert [key["admin"] for key in listed] == [False, True, True]
+    assert graft("keys", "list", "acme", **here).out.count("(admin)") == 2
+
+
 def test_a_key_of_another_tenant_cannot_be_revoked(graft, deployment: Path) -> None:
     here = {"GRAFT_DATA_DIR": str(deployment)}
     graft("tenants", "create", "acme", **here)

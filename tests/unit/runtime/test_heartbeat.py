@@ -8,6 +8,7 @@ import redis
 
 from app.bus import names
 from app.bus.connection import connect
+from app.contracts.workers import WorkerState
 from app.db.repositories import base_models, jobs, pauses, workers
 from app.db.session import Database
 from app.db.tables import WorkerRow
@@ -15,6 +16,14 @@ from tests.unit.runtime.conftest import Room
 from workers.runtime.heartbeat import Heartbeat
 
 BEAT = 0.05
+STATE = WorkerState(
+    training_slots=2,
+    training_slots_free=1,
+    serving_places=4,
+    serving_places_free=3,
+    open_requests=1,
+    adapters=[("tnt-1", "adp-1", "ver-1")],
+)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -33,7 +42,7 @@ def beating(room: Room, bus: redis.Redis, sqlite_url: str) -> Heartbeat:
     heartbeat = Heartbeat(
         Database(sqlite_url), bus, worker_id="wkr-1", base_model="tiny", seconds=BEAT, lease_seconds=60
     )
-    heartbeat.start()
+    heartbeat.start(lambda: STATE)
     return heartbeat
 
 
@@ -66,6 +75,16 @@ def test_it_keeps_worker_presence_and_lease_alive(room: Room, heartbeat: Heartbe
         assert left <= 3 * BEAT * 1000
     assert not watch.cancel_requested
     assert not watch.lost
+
+
+def test_it_tells_what_the_worker_holds(room: Room, heartbeat: Heartbeat) -> None:
+    def told() -> WorkerState | None:
+        with room.database.read() as session:
+            row = session.get_one(WorkerRow, "wkr-1")
+            fields = {name: getattr(row, name) for name in WorkerState.model_fields}
+        return WorkerState.model_validate(fields)
+
+    wait_for(lambda: told() == STATE)
 
 
 def test_it_passes_on_a_cancellation(room: Room, heartbeat: Heartbeat) -> None:

@@ -5,7 +5,7 @@ from sqlalchemy import select
 from app.db.repositories import api_keys, tenants
 from app.db.session import Database
 from app.db.tables import ApiKey
-from app.services.tenants import authenticate
+from app.services.tenants import Caller, authenticate
 
 
 def test_a_request_does_not_wait_for_another_tenants_upload(sqlite_url: str) -> None:
@@ -19,8 +19,8 @@ def test_a_request_does_not_wait_for_another_tenants_upload(sqlite_url: str) -> 
             return session.scalar(select(ApiKey.last_used_at))
 
     with database.write():
-        assert authenticate(database, plaintext) == tenant_id
+        assert authenticate(database, plaintext) == Caller(tenant_id, admin=False)
     assert last_used_at() is None
-    assert authenticate(database, plaintext) == tenant_id
+    assert authenticate(database, plaintext) == Caller(tenant_id, admin=False)
     assert last_used_at() is not None
     database.dispose()
