@@ -47,7 +47,9 @@ def ask(api: Any, port: int) -> Any:
     client.connect(("127.0.0.1", port))
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {api.key}\r\nConnection: close\r\n"
     client.sendall(f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
-    return client.makefile("rb")
+    stream = client.makefile("rb")
+    client.close()  # as soon as the stream is, too
+    return stream
 
 
 def quick(api: Any, port: int) -> str:
@@ -65,20 +67,20 @@ def events_of(stream: Any) -> list[Any]:
 
 def test_a_client_that_stops_reading_gets_all_its_tokens_later(api: Any, port: int, worker: Any) -> None:
     worker.reply = "abcdefgh" * (TOKENS // 8)
-    stream = ask(api, port)
-    worker.wait_until(lambda: worker.requests, seconds=60)
-    [slow] = worker.requests
-    for _ in range(3):
-        assert quick(api, port) == "abcde"
-    with redis.Redis.from_url(api.settings.redis_url) as bus:
-        assert bus.xlen(names.events(slow.id)) > CHOICES * TOKENS - SENT_AHEAD
-    *chunks, done = events_of(stream)
-    assert done == "[DONE]"
-    texts = [""] * CHOICES
-    for chunk in chunks:
-        for choice in chunk["choices"]:
-            texts[choice["index"]] += choice["text"]
-    assert texts == [worker.reply] * CHOICES
+    with ask(api, port) as stream:
+        worker.wait_until(lambda: worker.requests, seconds=60)
+        [slow] = worker.requests
+        for _ in range(3):
+            assert quick(api, port) == "abcde"
+        with redis.Redis.from_url(api.settings.redis_url) as bus:
+            assert bus.xlen(names.events(slow.id)) > CHOICES * TOKENS - SENT_AHEAD
+        *chunks, done = events_of(stream)
+        assert done == "[DONE]"
+        texts = [""] * CHOICES
+        for chunk in chunks:
+            for choice in chunk["choices"]:
+                texts[choice["index"]] += choice["text"]
+        assert texts == [worker.reply] * CHOICES
 
 
 def test_a_client_that_reads_too_slowly_is_told(
@@ -86,13 +88,13 @@ def test_a_client_that_reads_too_slowly_is_told(
 ) -> None:
     monkeypatch.setattr("app.bus.token_streams.MOST_UNREAD_BYTES", 200_000)
     worker.reply = "abcdefgh" * (TOKENS // 8)
-    stream = ask(api, port)
-    worker.wait_until(lambda: worker.requests, seconds=60)
-    [slow] = worker.requests
-    with redis.Redis.from_url(api.settings.redis_url) as bus:
-        worker.wait_until(lambda: bus.exists(names.abort(slow.id)), seconds=60)
-        assert bus.memory_usage(names.events(slow.id)) < 220_000
-    *chunks, last = events_of(stream)
-    assert last["error"]["code"] == "read_too_slowly"
-    assert 0 < len(chunks) < CHOICES * TOKENS
-    assert quick(api, port) == "abcde"
+    with ask(api, port) as stream:
+        worker.wait_until(lambda: worker.requests, seconds=60)
+        [slow] = worker.requests
+        with redis.Redis.from_url(api.settings.redis_url) as bus:
+            worker.wait_until(lambda: bus.exists(names.abort(slow.id)), seconds=60)
+            assert bus.memory_usage(names.events(slow.id)) < 220_000
+        *chunks, last = events_of(stream)
+        assert last["error"]["code"] == "read_too_slowly"
+        assert 0 < len(chunks) < CHOICES * TOKENS
+        assert quick(api, port) == "abcde"
