@@ -93,10 +93,14 @@ class Deployment:
         with self.database.write() as session:
             self.tenant = tenants.create(session, "acme").id
 
-    def start(self, fault: str = "", *, max_attempts: str = "3") -> Worker:
+    def start(self, fault: str = "", *, max_attempts: str = "3", heartbeat_seconds: str = "0.2") -> Worker:
         """Start a worker; `fault` arms its fault points."""
         log = self.directory / f"worker-{len(self.workers)}.log"
-        environment = self._environment | {"GRAFT_FAULT": fault, "GRAFT_MAX_ATTEMPTS": max_attempts}
+        environment = self._environment | {
+            "GRAFT_FAULT": fault,
+            "GRAFT_MAX_ATTEMPTS": max_attempts,
+            "GRAFT_HEARTBEAT_SECONDS": heartbeat_seconds,
+        }
         worker = Worker(environment, log)
         self.workers.append(worker)
         return worker
