@@ -11,7 +11,7 @@ import redis
 import redis.asyncio
 from pydantic import TypeAdapter, ValidationError
 
-from app.bus import names
+from app.bus import names, takers
 from app.bus.aborts import aborted
 from app.bus.affinity import name_of
 from app.bus.connection import LONGEST_BLOCK_SECONDS
@@ -115,6 +115,8 @@ def poll(
     arguments = [str(most - len(taken)), "1" if wakeups and not woken else "0"]
     answer = cast("tuple[list[bytes], list[bytes], list[bytes], int]", r.eval(TAKE, len(keys), *keys, *arguments))
     requests, unreadable = _read([*taken, *answer[0], *answer[1], *answer[2]])
+    if worker_id and requests:
+        takers.note(r, base_model, worker_id, [request.id for request in requests])
     gone = aborted(r, [request.id for request in requests])
     return Taken([request for request in requests if request.id not in gone], woken or bool(answer[3]), unreadable)
 

@@ -48,6 +48,11 @@ def events(request_id: str) -> str:
     return f"graft:events:{request_id}"
 
 
+def taker(request_id: str) -> str:
+    """Key that names the worker which has taken the request, and its base model."""
+    return f"graft:taker:{request_id}"
+
+
 def abort(request_id: str) -> str:
     """Key that exists once nobody waits for the request any more."""
     return f"graft:abort:{request_id}"

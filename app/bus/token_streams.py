@@ -13,7 +13,7 @@ import redis
 import redis.asyncio
 from pydantic import ConfigDict, TypeAdapter
 
-from app.bus import names
+from app.bus import names, takers
 from app.bus.connection import LONGEST_BLOCK_SECONDS
 from app.contracts.inference import TERMINAL_EVENTS, ErrorEvent, InferenceEvent
 
@@ -51,6 +51,10 @@ class EventsLostError(Exception):
     """The stream has begun and is no more: nobody read it for as long as it is kept, or the server lost it."""
 
 
+class WorkerLostError(Exception):
+    """The worker that had taken the request is gone, and has said nothing more."""
+
+
 class WorkerSilentError(Exception):
     """No event came for longer than allowed: the worker is gone or stuck."""
 
@@ -74,34 +78,38 @@ async def events(r: redis.asyncio.Redis, request_id: str, silence: float) -> Asy
     """Yield the request's events up to its terminal one. Raises WorkerSilentError after `silence` seconds without any.
 
     What was read is struck, and the whole stream behind the last event, so it can be read once. Raises EventsLostError
-    when the rest of it was not kept.
+    when the rest of it was not kept, WorkerLostError when there will be none.
     """
     key, last, behind = names.events(request_id), b"0", 0
     while True:
         if behind >= TRIM_EVERY:
             await r.xtrim(key, minid=last, approximate=False)
             behind = 0
-        entries = await _next_entries(r, key, last, silence)
+        entries = await _next_entries(r, request_id, last, silence)
         behind += len(entries)
         for last, fields in entries:  # noqa: B007 - the next read continues after it
             for event in EVENTS.validate_json(fields[b"events"]):
                 if isinstance(event, TERMINAL_EVENTS):
-                    await r.delete(key)
+                    await r.delete(key, names.taker(request_id))
                     yield event
                     return
                 yield event
 
 
 async def _next_entries(
-    r: redis.asyncio.Redis, key: str, last: bytes, silence: float
+    r: redis.asyncio.Redis, request_id: str, last: bytes, silence: float
 ) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    key, lost = names.events(request_id), False
     deadline = time.monotonic() + silence
     while (left := deadline - time.monotonic()) > 0:
-        block = max(1, int(min(left, LONGEST_BLOCK_SECONDS) * 1000))
+        block = 1 if lost else max(1, int(min(left, LONGEST_BLOCK_SECONDS) * 1000))
         answer = await r.xread({key: last}, count=ENTRIES_AT_ONCE, block=block)
         if answer:
             [(_key, entries)] = cast("list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]", answer)
             return entries
+        if lost:
+            raise WorkerLostError(f"the worker of {request_id} is gone")
         if not await r.expire(key, names.KEPT_SECONDS) and last != b"0":
             raise EventsLostError(f"events of {key} after {last.decode()} were not kept")
+        lost = await takers.is_lost(r, request_id)  # and reads once more: it may have ended the request before
     raise WorkerSilentError(f"no worker answered for {silence:g} seconds")

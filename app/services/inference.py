@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 
 from app.bus import aborts, inference_requests, presence, token_streams
 from app.bus.inference_requests import QueueFullError
-from app.bus.token_streams import READ_TOO_SLOWLY, EventsLostError, WorkerSilentError
+from app.bus.token_streams import READ_TOO_SLOWLY, EventsLostError, WorkerLostError, WorkerSilentError
 from app.contracts.inference import TERMINAL_EVENTS, ErrorEvent, InferenceEvent, InferenceRequest
 from app.core.errors import InvalidRequestError, ServiceError, UnavailableError
 
@@ -57,6 +57,10 @@ async def events(client: AsyncRedis, request_id: str, *, silence: float) -> Asyn
     except WorkerSilentError as error:
         raise UnavailableError(
             f"The worker sent nothing for {silence:g} s", code="worker_silent", retry_after=RETRY_SECONDS
+        ) from error
+    except WorkerLostError as error:
+        raise UnavailableError(
+            "The worker of this request is gone", code="worker_lost", retry_after=RETRY_SECONDS
         ) from error
     except EventsLostError as error:
         raise _failure(READ_TOO_SLOWLY) from error

@@ -1,15 +1,17 @@
 """Two real workers: requests for an adapter go to the one that holds it, and to the other one when it is killed."""
 
+import pytest
 import redis
 import torch
 
 from app.bus import names
 from app.bus.affinity import name_of
+from app.bus.token_streams import WorkerLostError
 from app.contracts.inference import DoneEvent
 from app.db.repositories import adapters, workers
 from app.db.tables import AdapterVersion
 from tests.faults.conftest import Deployment, Worker, wait_for
-from tests.faults.streams import read, send, stream
+from tests.faults.streams import read, read_first_text, send, stream
 from workers.lora.adapter import AdapterWeights
 from workers.lora.adapter_file import to_peft
 
@@ -61,6 +63,8 @@ def test_requests_follow_their_adapter_and_outlive_its_holder(deployment: Deploy
             answered(deployment, f"req-{number}", version)
         assert holders() == [holder]
 
+        send(deployment.redis_url, stream("cut", tokens=480, n=8, version=version))
+        read_first_text(deployment.redis_url, "cut")
         process = running[ids.index(holder)].process
         process.kill()
         process.wait()
@@ -69,5 +73,7 @@ def test_requests_follow_their_adapter_and_outlive_its_holder(deployment: Deploy
             send(deployment.redis_url, stream(request_id, tokens=3, version=version))
         assert bus.llen(names.own_requests("tiny", holder)) == len(late)
         assert [read(deployment.redis_url, request_id)[-1] for request_id in late] == [DONE] * len(late)
+        with pytest.raises(WorkerLostError):
+            read(deployment.redis_url, "cut")
         assert [worker for worker in holders() if worker != holder] != []
         assert bus.zscore(names.presence("tiny"), holder) is None

