@@ -5,16 +5,18 @@ tenant's jobs the one of the highest priority comes first, then the oldest.
 """
 
 from collections.abc import Callable
+from typing import Any
 
-from sqlalchemy import Select, bindparam, func, select, update
+from sqlalchemy import Float, Select, bindparam, func, select, update
 from sqlalchemy.orm import Session
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from app.contracts.merge import MergeConfig
 from app.contracts.training import JobConfig, JobKind
 from app.db.queue.accounts import charge_claim
 from app.db.queue.lease import ClaimedJob, ClaimedMerge, Lease
 from app.db.queue.leftovers import drop_leftovers
-from app.db.queue.line import first_in_line, let_back
+from app.db.queue.line import in_turn
 from app.db.repositories.jobs import NewEvent, add_event
 from app.db.session import Database, lock_name
 from app.db.tables import Job, Tenant, db_now
@@ -56,6 +58,20 @@ def _next_job() -> Select[Job]:
     return first.with_for_update(skip_locked=True, key_share=True)
 
 
+def _take_job() -> ReturningUpdate[Any]:
+    changes = {
+        "status": "running",
+        "attempts": Job.attempts + 1,
+        "lease_token": Job.lease_token + 1,
+        "lease_owner": bindparam("worker"),
+        "lease_expires_at": db_now() + bindparam("lease_seconds", type_=Float(53)),
+        "started_at": func.coalesce(Job.started_at, db_now()),
+    }
+    weight = select(Tenant.weight).where(Tenant.id == Job.tenant_id).scalar_subquery()
+    taken = update(Job).where(Job.id == bindparam("job")).values(changes)
+    return taken.returning(Job.attempts, Job.lease_token, weight).execution_options(synchronize_session=False)
+
+
 def _lost(session: Session, base_model: str, max_attempts: int) -> Job | None:
     """Return a lost job that can be tried again, after ending or pausing others."""
     while (job := session.scalar(LOST_JOB, {"base": base_model})) is not None:
@@ -71,32 +87,16 @@ def _lost(session: Session, base_model: str, max_attempts: int) -> Job | None:
 
 
 def _in_turn(session: Session, base_model: str) -> Job | None:
-    let_back(session, base_model)
-    passed: list[str] = []
-    while (tenant_id := first_in_line(session, base_model, passed)) is not None:
+    for tenant_id in in_turn(session, base_model):
         if (job := session.scalar(NEXT_JOB, {"base": base_model, "tenant": tenant_id})) is not None:
-            return job
-        passed.append(tenant_id)  # Others hold the rows of all its jobs.
+            return job  # Else others hold the rows of all its jobs.
     return None
 
 
 def _take(session: Session, job: Job, worker_id: str, lease_seconds: float) -> ClaimedJob | ClaimedMerge:
     add_event(session, job.tenant_id, job.id, _started(job))
-    share = select(Tenant.weight).where(Tenant.id == job.tenant_id).scalar_subquery()
-    attempts, token, weight = session.execute(
-        update(Job)
-        .where(Job.id == job.id)
-        .values(
-            status="running",
-            attempts=Job.attempts + 1,
-            lease_token=Job.lease_token + 1,
-            lease_owner=worker_id,
-            lease_expires_at=db_now() + lease_seconds,
-            started_at=func.coalesce(Job.started_at, db_now()),
-        )
-        .returning(Job.attempts, Job.lease_token, share)
-        .execution_options(synchronize_session=False)
-    ).one()
+    taken = {"job": job.id, "worker": worker_id, "lease_seconds": lease_seconds}
+    attempts, token, weight = session.execute(TAKE, taken).one()
     charge_claim(session, job)
     lease = Lease(job_id=job.id, tenant_id=job.tenant_id, token=token, worker_id=worker_id)
     if job.kind == "merge":
@@ -155,7 +155,7 @@ def _end(session: Session, job: Job, status: str, event: NewEvent) -> None:
     drop_leftovers(session, job.tenant_id, job.id)
 
 
-LOST_JOB, NEXT_JOB = _lost_job(), _next_job()
+LOST_JOB, NEXT_JOB, TAKE = _lost_job(), _next_job(), _take_job()
 """A job of `:base` whose worker let its lease expire, and the next one of `:tenant`: each locks its row and passes over
-rows that others have locked.
+rows that others have locked. And the claim of `:job`: its attempts, token and tenant's weight.
 """

@@ -5,7 +5,7 @@ time spent away; where nobody waits, level with the one who has had most, so tha
 `workers.training.turns` does within a worker.
 """
 
-from sqlalchemy import and_, case, exists, func, select, update
+from sqlalchemy import Float, Update, and_, bindparam, case, exists, func, select, update
 from sqlalchemy.orm import Session
 
 from app.db import dialects
@@ -49,10 +49,7 @@ def look_again(session: Session, tenant_id: str) -> None:
 
 def charge(session: Session, tenant_id: str, base_model: str, tokens: int) -> None:
     """Count tokens as had by the tenant, divided by its weight."""
-    weight = select(Tenant.weight).where(Tenant.id == tenant_id).scalar_subquery()
-    account = update(QueueAccount).where(QueueAccount.base_model == base_model, QueueAccount.tenant_id == tenant_id)
-    charged = account.values(had=QueueAccount.had + tokens / weight)
-    session.execute(charged.execution_options(synchronize_session=False))
+    session.execute(CHARGE, {"base": base_model, "tenant": tenant_id, "tokens": tokens})
 
 
 def _level(session: Session, base_model: str) -> float:
@@ -67,3 +64,13 @@ def _level(session: Session, base_model: str) -> float:
         return level
     most = [select(func.max(QueueAccount.had)).where(of_base, QueueAccount.state == state) for state in STATES]
     return max((had for query in most if (had := session.scalar(query)) is not None), default=0.0)
+
+
+def _charge() -> Update:
+    weight = select(Tenant.weight).where(Tenant.id == bindparam("tenant")).scalar_subquery()
+    mine = (QueueAccount.base_model == bindparam("base"), QueueAccount.tenant_id == bindparam("tenant"))
+    had = QueueAccount.had + bindparam("tokens", type_=Float(53)) / weight
+    return update(QueueAccount).where(*mine).values(had=had).execution_options(synchronize_session=False)
+
+
+CHARGE = _charge()
