@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from app.text.tokenize import TokenizedExample
+from workers.training.errors import TrainingError
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,16 @@ def flatten(examples: Iterable[Sequence[Window]]) -> tuple[Window, ...]:
 def count_tokens(windows: Iterable[Window]) -> int:
     """Return the tokens of all windows, counted by the loss or not."""
     return sum(len(w.token_ids) for w in windows)
+
+
+def require_known_tokens(windows: Iterable[Window], vocab_size: int) -> None:
+    """Raise TrainingError `unknown_token` for an id that the model has no row for: on a GPU it would end every run."""
+    for window in windows:
+        if min(window.token_ids) < 0 or max(window.token_ids) >= vocab_size:
+            unknown = next(token for token in window.token_ids if not 0 <= token < vocab_size)
+            raise TrainingError(
+                "unknown_token", f"the tokenizer gave token {unknown}, but the base model has {vocab_size} tokens"
+            )
 
 
 def windows_sha256(windows: Iterable[Window]) -> str:

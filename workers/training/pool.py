@@ -10,6 +10,7 @@ Knows nothing of jobs, databases or what the runs are for.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
+from traceback import clear_frames
 
 import structlog
 import torch
@@ -162,6 +163,7 @@ class RunPool:
         except StopIteration as stop:
             self._finish(current, stop.value)
         except Exception as error:
+            clear_frames(error.__traceback__)  # They hold the pass's activations.
             self._drop_pass()
             if len(current.runs) == 1:
                 return self._advance(current.runs[0], error)

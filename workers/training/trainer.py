@@ -19,7 +19,7 @@ from workers.lora.bank import AdapterBank
 from workers.models.language_model import LanguageModel
 from workers.training.adamw import StepOutcome, adamw_step
 from workers.training.clock import RunClock
-from workers.training.dataset import Window, build_dataset, count_tokens, flatten
+from workers.training.dataset import Window, build_dataset, count_tokens, flatten, require_known_tokens
 from workers.training.errors import TrainingError
 from workers.training.evaluation import perplexity, regression, split_for_gate
 from workers.training.events import EpochDone, Finished, RunEvent, SetBack, StepDone
@@ -60,8 +60,9 @@ class TrainingRun:
     `restore()` continues from a snapshot of the same run, in this or another process; on a CPU with the same number of
     threads the end is bit-identical to the unbroken run's where its works are done alone. Raises TrainingError
     `no_trainable_tokens` when nothing can be learnt from `train`, `no_retention_tokens` when nothing in `retention` can
-    tell whether the model forgets. In a `group` every trainer makes the same run and takes every step together with the
-    others: each computes the gradients of its share of every micro-batch and steps its share of the parameters.
+    tell whether the model forgets, `unknown_token` for one that the model does not have. In a `group` every trainer
+    makes the same run and takes every step together with the others: each computes the gradients of its share of every
+    micro-batch and steps its share of the parameters.
     """
 
     def __init__(  # noqa: PLR0917 (all eight are what a run is made of)
@@ -90,6 +91,7 @@ class TrainingRun:
         self._retention = flatten(build_dataset(retention or (), settings.seq_len).examples)
         if retention is not None and not self._retention:
             raise TrainingError("no_retention_tokens", "no example of the retention file has a token to measure")
+        require_known_tokens((*self._data.train, *self._data.judge, *self._retention), model.config.vocab_size)
         steps = steps_per_epoch(len(self._data.train), settings.batch_size, settings.gradient_accumulation)
         self._total_steps = steps * settings.epochs
         self._total_tokens = count_tokens(self._data.train) * settings.epochs

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import pytest
 from torch import Tensor
 
 from app.contracts.training import JobConfig
@@ -104,3 +105,11 @@ def run_together(family: str, plans: Sequence[Plan], tokens_per_pass: int) -> tu
             bank.clear(number)
         slices, largest = slices + 1, max(largest, pool.pass_tokens)
     return traces, largest
+
+
+def assert_same(ours: Trace, expected: Trace) -> None:
+    """Hold losses to 1e-5 and weights to 1e-4."""
+    assert ours.losses == pytest.approx(expected.losses, abs=1e-5)
+    assert ours.weights.keys() == expected.weights.keys()
+    for name, weight in expected.weights.items():
+        assert (ours.weights[name] - weight).norm() <= 1e-4 * weight.norm(), name

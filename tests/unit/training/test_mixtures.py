@@ -10,7 +10,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.training.mixtures import STEPS, Plan, Trace, plan_of, run_alone, run_together
+from tests.unit.training.mixtures import STEPS, Plan, assert_same, plan_of, run_alone, run_together
 from tests.unit.training.tiny_families import FAMILY_NAMES, targets_of
 
 RATE = 1e-3
@@ -31,13 +31,6 @@ def _maximal(family: str) -> list[Plan]:
     ]
 
 
-def _assert_same(ours: Trace, expected: Trace) -> None:
-    assert ours.losses == pytest.approx(expected.losses, abs=1e-5)
-    assert ours.weights.keys() == expected.weights.keys()
-    for name, weight in expected.weights.items():
-        assert (ours.weights[name] - weight).norm() <= 1e-4 * weight.norm(), name
-
-
 @pytest.mark.parametrize("family", FAMILY_NAMES)
 def test_every_run_of_a_mixture_of_everything_equals_the_run_alone(family: str) -> None:
     plans = _maximal(family)
@@ -45,7 +38,7 @@ def test_every_run_of_a_mixture_of_everything_equals_the_run_alone(family: str) 
     assert largest > 64
     for plan, ours in zip(plans, together, strict=True):
         expected = alone(family, plan)
-        _assert_same(ours, expected)
+        assert_same(ours, expected)
         assert len(ours.losses) == (plan.leaves or STEPS)
         assert plan.leaves == 12 or sum(ours.losses[-5:]) < 0.95 * sum(ours.losses[:5])
     finished, expected = together[3].finished, alone(family, plans[3]).finished
@@ -81,5 +74,5 @@ def test_any_mixture_equals_its_runs_alone(family: str, data: st.DataObject, tok
     plans = data.draw(st.lists(_any_plan(family), min_size=2, max_size=3))
     together, _ = run_together(family, plans, tokens_per_pass)
     for plan, ours in zip(plans, together, strict=True):
-        _assert_same(ours, alone(family, plan))
+        assert_same(ours, alone(family, plan))
         assert len(ours.losses) == plan.leaves

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from app.text.tokenize import TokenizedExample
-from tests.unit.training.tiny import TARGETS, config_of, examples_of, run_of, same_adapter, start_of
+from tests.unit.training.tiny import TARGETS, VOCAB, config_of, examples_of, run_of, same_adapter, start_of
 from workers.lora.bank import AdapterBank
 from workers.models.scoring import sequence_nll
 from workers.training.errors import TrainingError
@@ -213,6 +213,16 @@ def test_nothing_to_learn_is_an_error() -> None:
     with pytest.raises(TrainingError, match="no example has a token to learn from") as caught:
         run_of(config_of(), [TokenizedExample([1, 2], [0, 0])])
     assert caught.value.code == "no_trainable_tokens"
+
+
+@pytest.mark.parametrize("token", [-1, VOCAB])
+@pytest.mark.parametrize("place", ["train", "validation", "retention"])
+def test_a_token_that_the_model_does_not_have_is_an_error(place: str, token: int) -> None:
+    files = dict.fromkeys(("train", "validation", "retention"), examples_of(4))
+    files[place] = [*examples_of(3), TokenizedExample([3, token, 5], [0, 1, 1])]
+    with pytest.raises(TrainingError, match=f"token {token}, but the base model has {VOCAB} tokens") as caught:
+        run_of(config_of(), **files)
+    assert caught.value.code == "unknown_token"
 
 
 def test_two_tokens_are_learnt_although_attention_has_no_choice_in_them() -> None:
