@@ -59,7 +59,7 @@ class Heartbeat:
         self._database, self._bus = database, bus
         self._worker_id, self._base_model = worker_id, base_model
         self._seconds, self._lease_seconds = seconds, lease_seconds
-        self._watches: dict[str, LeaseWatch] = {}
+        self._watches: dict[Lease, LeaseWatch] = {}
         self._stopping = threading.Event()
 
     def start(self, state: Callable[[], WorkerState]) -> None:
@@ -76,12 +76,12 @@ class Heartbeat:
 
     def watch(self, lease: Lease) -> LeaseWatch:
         """Keep a lease alive until `unwatch()`."""
-        watch = self._watches[lease.job_id] = LeaseWatch(lease)
+        watch = self._watches[lease] = LeaseWatch(lease)
         return watch
 
     def unwatch(self, lease: Lease) -> None:
         """Let a lease be: it is finished, given back or lost."""
-        self._watches.pop(lease.job_id, None)
+        self._watches.pop(lease, None)
 
     def _run(self, state: Callable[[], WorkerState]) -> None:
         while True:

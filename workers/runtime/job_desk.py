@@ -43,6 +43,7 @@ class JobDesk:
         self._pool = RunPool(room.model, room.bank.parameters, tokens_per_pass=room.tokens_per_step)
         self._free = list(reversed(slots))
         self._jobs: dict[str, tuple[ClaimedJob | ClaimedMerge, int]] = {}
+        """By attempt: a lost lease may be claimed here again before its first run has noticed."""
         self._look_again_at = 0.0
 
     @property
@@ -110,38 +111,39 @@ class JobDesk:
 
     def step(self) -> None:
         """Run one slice of one job, or of the pass that several share."""
-        for job_id, ended in self._pool.step().items():
-            self._leave(job_id, ended=ended)
+        for run, ended in self._pool.step().items():
+            self._leave(run, ended=ended)
 
     def abandon(self) -> None:
         """Stop jobs that did not come to a step's end in time: they go back as of their last snapshots."""
-        for job_id in self._pool.close():
-            job, _ = self._jobs[job_id]
+        for run in self._pool.close():
+            job, _ = self._jobs[run]
             try:
                 queue.give_back(self._room.database, job.lease)
             except (queue.StaleLeaseError, SQLAlchemyError) as error:
-                log.warning("job left to its lease", job=job_id, error=str(error))
-            self._leave(job_id, ended=False)
+                log.warning("job left to its lease", job=job.lease.job_id, error=str(error))
+            self._leave(run, ended=False)
 
     def _fits(self, kind: str, config: JobConfig | MergeConfig) -> bool:  # noqa: ARG002 (as claim asks)
         return isinstance(config, MergeConfig) or self._room.memory.fits(config)
 
     def _start(self, job: ClaimedJob | ClaimedMerge) -> None:
-        job_id, slot = job.lease.job_id, self._free.pop()
-        self._jobs[job_id] = job, slot
+        run, slot = f"{job.lease.job_id}#{job.lease.token}", self._free.pop()
+        self._jobs[run] = job, slot
         watch = self._heartbeat.watch(job.lease)
         steps: Working[float, bool]
         if isinstance(job, ClaimedMerge):
             steps = run_merge(self._room, job, watch)
         else:
-            self._room.memory.take(job_id, job.config)
+            self._room.memory.take(run, job.config)
             steps = run_job(self._room, job, watch, slot)
-        self._pool.add(job_id, steps, tenant=job.lease.tenant_id, weight=job.weight)
+        self._pool.add(run, steps, tenant=job.lease.tenant_id, weight=job.weight)
 
-    def _leave(self, job_id: str, *, ended: bool) -> None:
-        job, slot = self._jobs.pop(job_id)
+    def _leave(self, run: str, *, ended: bool) -> None:
+        job, slot = self._jobs.pop(run)
+        job_id = job.lease.job_id
         self._free.append(slot)
-        self._room.memory.free(job_id)
+        self._room.memory.free(run)
         self._heartbeat.unwatch(job.lease)
         log.info("job left", job=job_id, ended=ended)
         if not ended:

@@ -4,11 +4,11 @@ import structlog
 import torch
 
 from app.contracts.adapter_format import AdapterFormatError
+from app.contracts.targets import UnknownTargetError
 from app.db.blobs import BlobCorruptError, BlobNotFoundError
 from app.text.chat_template import ChatTemplateError
 from app.text.examples import ExampleError
 from workers.export import ExportError
-from workers.lora.adapter import UnknownTargetError
 from workers.runtime.background_file import OutputTooLargeError
 from workers.training.errors import TrainingError
 

@@ -7,8 +7,10 @@ and configurations; the room there is, is told.
 
 from math import prod
 
+import torch
+
 from app.contracts.base_models import BaseModelInfo
-from app.contracts.targets import clamped_rank
+from app.contracts.targets import known_targets, low_rank_sizes, plan_targets, selective_shapes
 from app.contracts.training import JobConfig
 from workers.models.language_model import LanguageModel
 from workers.training.errors import TrainingError
@@ -19,18 +21,15 @@ KEPT_TWICE = 2
 
 
 def trained_scalars(info: BaseModelInfo, config: JobConfig) -> int:
-    """Return an upper bound of how many scalars a run in this configuration trains."""
+    """Return how many scalars a run in this configuration trains; targets that the base lacks count nothing here."""
     if config.mode == "full":
         return info.parameters
     if config.lora is None:
-        return sum(prod(info.weights.get(name, [0])) for name in info.selective)
-    count = 0
-    for name, shape in info.modules.items():
-        if name.rpartition(".")[2] in config.lora.targets:
-            count += clamped_rank(config.lora.rank, shape) * (shape.in_features + shape.out_features)
-    if info.embedding.rpartition(".")[2] in config.lora.targets:
-        count += config.lora.rank * (info.vocab_size + info.hidden_size)
-    return count + sum(prod(shape) for shape in info.tensors.values())
+        return sum(map(prod, selective_shapes(info).values()))
+    known = known_targets(info)
+    plan = plan_targets(info, [target for target in config.lora.targets if target in known])
+    factors = sum(sum(low_rank_sizes(config.lora.rank, shape)) for shape in plan.modules.values())
+    return factors + sum(map(prod, plan.tensors.values()))
 
 
 def run_bytes(info: BaseModelInfo, config: JobConfig) -> int:
@@ -41,8 +40,9 @@ def run_bytes(info: BaseModelInfo, config: JobConfig) -> int:
 def pass_bytes(model: LanguageModel, tokens: int) -> int:
     """Return what a training pass over `tokens` tokens keeps for its backward half."""
     widths = sum(module.in_features + module.out_features for module in model.linears().values())
-    per_token = KEPT_TWICE * (widths + 2 * len(model.sublayers()) * model.config.hidden_size)
-    return tokens * per_token * model.dtype.itemsize
+    stream = torch.promote_types(model.dtype, torch.float32) if model.config.wide_residual else model.dtype
+    residual = 2 * len(model.sublayers()) * model.config.hidden_size
+    return tokens * KEPT_TWICE * (widths * model.dtype.itemsize + residual * stream.itemsize)
 
 
 class TrainingMemory:

@@ -42,7 +42,7 @@ class Progress(BaseModel):
     perplexity_before: float | None = None
     retention_before: float | None = None
     seconds: float = 0.0
-    """Time spent computing, the caller's time between slices left out."""
+    """Spent at work by all processes, what other runs took in between included."""
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from itertools import count
 import pytest
 from sqlalchemy.exc import OperationalError
 
+from app.contracts.targets import UnknownTargetError
 from app.db.session import Database
 from app.text.examples import ExampleError
 from workers.runtime.fault_points import FaultPoints
@@ -102,6 +103,7 @@ def test_job_errors_are_precise_for_what_is_known_and_silent_about_surprises() -
         "param": None,
     }
     assert job_error(ExampleError([("messages", "missing")]))["code"] == "invalid_training_data"
+    assert job_error(UnknownTargetError("x_proj", "tiny", ["q_proj"]))["code"] == "unknown_target"
     surprise = job_error(RuntimeError("/secret/path"))
     assert surprise["code"] == "internal_error"
     assert "/secret" not in str(surprise["message"])
