@@ -225,8 +225,11 @@ def test_the_hf_layout_of_the_same_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config_of(shape)))
     save_tokenizer(tmp_path)
     loaded = _load(tmp_path, "hf")
+    for name, weight in loaded.model.weights().items():
+        assert torch.equal(weight.base, model.weights()[name].base), name
+    # Products of a matrix that starts elsewhere in memory may round otherwise, so the last bits are not compared.
     ids = oracle()["sequences"][0]
-    assert torch.equal(logits_of(loaded.model, ids), logits_of(model, ids))
+    torch.testing.assert_close(logits_of(loaded.model, ids), logits_of(model, ids), rtol=1e-5, atol=1e-5)
 
 
 def test_every_weight_and_target_against_finite_differences() -> None:

@@ -29,13 +29,10 @@ class PeakBytes(TorchDispatchMode):
         self._seen: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {
-            leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)
-        }
+        given = {storage._cdata for storage in _storages((args, kwargs))}
         out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, torch.Tensor):
-                self._count(leaf.untyped_storage(), given)
+        for storage in _storages(out):
+            self._count(storage, given)
         return out
 
     def _count(self, storage: torch.UntypedStorage, given: set[int]) -> None:
@@ -50,6 +47,12 @@ class PeakBytes(TorchDispatchMode):
     def _free(self, key: int, size: int) -> None:
         self._seen.discard(key)
         self.now -= size
+
+
+def _storages(tree: Any) -> list[torch.UntypedStorage]:
+    """Return the storages of all tensors in a tree, but for oneDNN's packed weights, which have none."""
+    tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+    return [tensor.untyped_storage() for tensor in tensors if tensor.layout == torch.strided]
 
 
 def _model(layers: int) -> LanguageModel:
