@@ -141,7 +141,7 @@ class AdapterCache:
         return list(self._entries)
 
     def stats(self) -> AdapterCacheStats:
-        """Return a snapshot of the counters."""
+        """Return a snapshot of the counters; any thread may ask."""
         return AdapterCacheStats(
             device_hits=self._hits,
             evictions=self._evictions,
@@ -187,7 +187,7 @@ class AdapterCache:
             self._evictions += 1
 
     def _bytes(self) -> int:
-        return sum(entry.bytes for entry in self._entries.values())
+        return sum(entry.bytes for entry in list(self._entries.values()))
 
 
 def _refusal(ref: AdapterRef, error: Exception) -> AdapterUnavailableError:

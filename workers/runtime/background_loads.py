@@ -36,7 +36,7 @@ class BackgroundLoads:
     @property
     def pending(self) -> int:
         """How many loads have not ended."""
-        return sum(not future.done() for future in self._loads.values())
+        return sum(not future.done() for future in list(self._loads.values()))
 
     def start(self, key: VersionKey, load: Load) -> None:
         """Begin a load. The caller has seen to it that there is room and that the key has none yet."""

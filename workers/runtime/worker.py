@@ -86,7 +86,7 @@ def run_worker(
         max_attempts=settings.max_attempts,
         poll_seconds=settings.poll_seconds,
     )
-    heartbeat.start(partial(state_of, engine, adapters, jobs))
+    heartbeat.start(partial(state_of, engine, adapters, prefixes, jobs))
     log.info("worker ready", worker=worker_id, base_model=base.info.id, device=device, dtype=base.info.dtype)
     try:
         run_loop(

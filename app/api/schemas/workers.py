@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from app.contracts.workers import ServingCounts
 from app.services.workers import SeenWorker
 
 
@@ -37,6 +38,7 @@ class WorkerObject(BaseModel):
     load: float
     """Open requests by serving places: above 1 some wait."""
     adapters: list[LoadedVersion]
+    counts: ServingCounts
     started_at: float
     heartbeat_at: float
     """By the database's clock, as `silent_seconds`."""
@@ -58,6 +60,7 @@ class WorkerObject(BaseModel):
             open_requests=row.open_requests,
             load=row.open_requests / max(1, row.serving_places),
             adapters=versions,
+            counts=ServingCounts.model_validate(row.counts),
             started_at=row.started_at,
             heartbeat_at=row.heartbeat_at,
             silent_seconds=seen.silent_seconds,

@@ -31,9 +31,10 @@ class WorkerRow(Base):
     heartbeat_at: Mapped[float] = mapped_column(Float(53), server_default=db_now())
     role: Mapped[str] = mapped_column(String(16), server_default="serve_and_train")
     training_slots: Mapped[int] = mapped_column(Integer, server_default="0")
-    """These, down to the adapters, are the WorkerState that it told last."""
+    """These, down to the counts, are the WorkerState that it told last."""
     training_slots_free: Mapped[int] = mapped_column(Integer, server_default="0")
     serving_places: Mapped[int] = mapped_column(Integer, server_default="0")
     serving_places_free: Mapped[int] = mapped_column(Integer, server_default="0")
     open_requests: Mapped[int] = mapped_column(Integer, server_default="0")
     adapters: Mapped[list[tuple[str, str, str]]] = mapped_column(JSON, server_default="[]")
+    counts: Mapped[dict[str, int]] = mapped_column(JSON, server_default="{}")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy import update
 
-from app.contracts.workers import WorkerState
+from app.contracts.workers import ServingCounts, WorkerState
 from app.db.repositories import api_keys, workers
 from app.db.tables import WorkerRow, db_now
 from tests.tiny_base import BASE
@@ -18,6 +18,7 @@ STATE = WorkerState(
     serving_places_free=0,
     open_requests=20,
     adapters=[("tnt-1", "adp-1", "ver-1")],
+    counts=ServingCounts(adapter_hits=7, adapter_loads=2, prefix_hits=3, prefix_saved_tokens=900),
 )
 
 
@@ -53,6 +54,16 @@ def test_an_admin_sees_what_each_worker_told_and_who_is_gone(api: Any, admin: st
         "open_requests": 20,
         "load": 1.25,
         "adapters": [{"tenant_id": "tnt-1", "adapter_id": "adp-1", "version_id": "ver-1"}],
+        "counts": {
+            "adapter_hits": 7,
+            "adapter_host_hits": 0,
+            "adapter_loads": 2,
+            "adapter_failed_loads": 0,
+            "adapter_evictions": 0,
+            "prefix_hits": 3,
+            "prefix_saved_tokens": 900,
+            "prefix_evictions": 0,
+        },
     }
     assert (gone["id"], gone["status"], gone["load"]) == ("wkr-2", "gone", 0)
     assert gone["silent_seconds"] > api.settings.lease_seconds

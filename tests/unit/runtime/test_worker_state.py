@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from app.bus.connection import connect
-from app.contracts.workers import WorkerState
+from app.contracts.workers import ServingCounts, WorkerState
 from app.db.session import Database
 from tests.faults.streams import stream
 from tests.unit.runtime.conftest import Room
@@ -38,7 +38,8 @@ def test_slots_places_requests_and_versions_are_told(room: Room, jobs: JobDesk) 
     (version,) = room.versions()
     loader = AdapterLoader(room.database, room.room.info)
     adapters = AdapterCache([0], loader, room.room.bank)
-    engine = Engine(room.room.model, room.room.info, adapters, PrefixStore(0), limits=Limits(3))
+    prefixes = PrefixStore(0)
+    engine = Engine(room.room.model, room.room.info, adapters, prefixes, limits=Limits(3))
     empty = WorkerState(
         training_slots=2,
         training_slots_free=2,
@@ -47,18 +48,45 @@ def test_slots_places_requests_and_versions_are_told(room: Room, jobs: JobDesk) 
         open_requests=0,
         adapters=[],
     )
-    assert state_of(engine, adapters, jobs) == empty
+    assert state_of(engine, adapters, prefixes, jobs) == empty
     room.enqueue()
     jobs.look(woken=True)
     engine.submit(stream("req-1", tokens=3, n=2, version=version))
     engine.submit(stream("req-2", tokens=3, n=2, version=version))
     while not adapters.versions():
         engine.step()
-    full = {"training_slots_free": 1, "serving_places_free": 1, "open_requests": 2}
-    held = [(version.tenant_id, version.adapter_id, version.id)]
-    assert state_of(engine, adapters, jobs) == empty.model_copy(update=full | {"adapters": held})
+    full = {
+        "training_slots_free": 1,
+        "serving_places_free": 1,
+        "open_requests": 2,
+        "adapters": [(version.tenant_id, version.adapter_id, version.id)],
+        "counts": ServingCounts(adapter_loads=1),
+    }
+    assert state_of(engine, adapters, prefixes, jobs) == empty.model_copy(update=full)
     while engine.busy:
         engine.step()
-    assert state_of(engine, adapters, jobs).serving_places_free == 3
+    assert state_of(engine, adapters, prefixes, jobs).serving_places_free == 3
     jobs.abandon()
+    loader.close()
+
+
+def test_what_the_caches_have_done_is_told(room: Room, jobs: JobDesk) -> None:
+    room.enqueue()
+    jobs.look(woken=True)
+    while jobs.busy:
+        jobs.step()
+    (version,) = room.versions()
+    loader = AdapterLoader(room.database, room.room.info)
+    adapters = AdapterCache([0], loader, room.room.bank)
+    prefixes = PrefixStore(100_000)
+    engine = Engine(room.room.model, room.room.info, adapters, prefixes, limits=Limits(3))
+    for number in range(3):
+        prompt = {"prompt_token_ids": list(range(20, 60))}
+        engine.submit(stream(f"req-{number}", tokens=2, version=version).model_copy(update=prompt))
+        while engine.busy:
+            engine.step()
+    # Of 40 equal tokens the last must be run again.
+    assert state_of(engine, adapters, prefixes, jobs).counts == ServingCounts(
+        adapter_hits=2, adapter_loads=1, prefix_hits=2, prefix_saved_tokens=78
+    )
     loader.close()
