@@ -49,10 +49,10 @@ class Server:
 
 
 @contextmanager
-def running_server(folder: Path, config: str = "") -> Iterator[Server]:
+def running_server(folder: Path, config: str = "", **settings: str) -> Iterator[Server]:
     """Start `graft serve` in an empty folder; at the end ask it to stop and check that it leaves nothing behind.
 
-    `config` is the text of graft.toml; without one the model of the wheel is served.
+    `config` is the text of graft.toml; without one the model of the wheel is served. `settings` are GRAFT_ variables.
     """
     data_dir, log = folder / "data", folder / "serve.log"
     if config:
@@ -62,6 +62,7 @@ def running_server(folder: Path, config: str = "") -> Iterator[Server]:
         port = probe.getsockname()[1]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("GRAFT_")}
     environment |= {"GRAFT_DATA_DIR": str(data_dir), "GRAFT_CONFIG_FILE": str(folder / "graft.toml")}
+    environment |= settings
     command = [*GRAFT, "serve", "--data-dir", str(data_dir), "--port", str(port)]
     with log.open("wb") as errors:
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
