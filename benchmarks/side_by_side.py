@@ -45,6 +45,29 @@ def _run(script: str, arguments: list[str], threads: int, *, tuned: bool) -> Sam
     return Sample(json.loads(output.splitlines()[-1])["rate"], usage.ru_maxrss / 1024)
 
 
+def versions(threads: int) -> str:
+    """Return what a reader of the figures must know of this machine."""
+    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "peft"))
+    return f"{packages}; Python {platform.python_version()}; {threads} threads; load {os.getloadavg()[0]:.1f}"
+
+
+def alternate(
+    script: str, case: str, sides: dict[str, list[str]], *, repetitions: int, threads: int, tuned: bool = True
+) -> dict[str, float]:
+    """Run the sides in turn; print a line for each and return the median rates.
+
+    With `tuned` all have the allocator settings that workers are started with.
+    """
+    samples: dict[str, list[Sample]] = {side: [] for side in sides}
+    for _ in range(repetitions):
+        for side, arguments in sides.items():
+            samples[side].append(_run(script, arguments, threads, tuned=tuned))
+    for side, measured in samples.items():
+        spread = ", ".join(f"{s.rate:.1f}" for s in measured)
+        print(f"{case}: {side}: runs {spread} tok/s, peak {max(s.peak_mb for s in measured):.0f} MB", flush=True)
+    return {side: statistics.median(s.rate for s in measured) for side, measured in samples.items()}
+
+
 def compare(
     script: str, cases: dict[str, dict[str, list[str]]], *, repetitions: int, threads: int, tuned: bool = True
 ) -> None:
@@ -52,8 +75,7 @@ def compare(
 
     Without `tuned` the peer runs only as it comes.
     """
-    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "peft"))
-    print(f"{packages}; Python {platform.python_version()}; {threads} threads; load {os.getloadavg()[0]:.1f}")
+    print(versions(threads))
     for case, sides in cases.items():
         runs = {
             "peer": (sides["peer"], False),
