@@ -119,3 +119,26 @@ def test_a_buffer_never_outgrows_the_capacity() -> None:
     for token in IDS[:21]:
         run(model, cache, [token])
     assert {tensor.shape[0] for tensor in cache.tensors()} == {24}
+
+
+def test_a_scans_state_is_written_over_while_no_other_sequence_has_it() -> None:
+    model = float64_model(state_space_config("mamba2"))
+
+    def scans(cache: SequenceCache) -> list[Tensor]:
+        return [tensor for tensor in cache.tensors() if tensor.ndim == 4]
+
+    cache = model.new_cache(30)
+    run(model, cache, IDS[:5])
+    before = [scan.data_ptr() for scan in scans(cache)]
+    assert len(before) == len(model.config.layers)
+    run(model, cache, IDS[5:6])
+    assert [scan.data_ptr() for scan in scans(cache)] == before
+    kept = cache.clone()
+    held = [scan.clone() for scan in scans(kept)]
+    run(model, cache, IDS[6:7])
+    assert not {scan.data_ptr() for scan in scans(cache)} & set(before)
+    assert all(torch.equal(scan, same) for scan, same in zip(scans(kept), held, strict=True))
+    place = [scan.data_ptr() for scan in scans(cache)]
+    run(model, cache, IDS[7:8])
+    assert [scan.data_ptr() for scan in scans(cache)] == place
+    assert (run(model, kept, IDS[6:7]) - whole(model, IDS[:7])[6:]).abs().max() < 1e-11

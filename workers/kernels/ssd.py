@@ -225,8 +225,8 @@ class _Ssd(Function):
         )
 
 
-def _step(given: SsdInputs) -> tuple[Tensor, Tensor]:
-    """One token, without gradients."""
+def _step(given: SsdInputs, *, overwrite_state: bool) -> tuple[Tensor, Tensor]:
+    """One token, without gradients. The state is most of what is read and written here."""
     wide = torch.promote_types(given.delta_SLH.dtype, torch.float32)
     x_SHP, delta_SH, b_SGN, c_SGN = (
         t[:, 0].to(wide) for t in (given.x_SLHP, given.delta_SLH, given.b_SLGN, given.c_SLGN)
@@ -234,9 +234,13 @@ def _step(given: SsdInputs) -> tuple[Tensor, Tensor]:
     shared = x_SHP.shape[1] // b_SGN.shape[1]
     if shared > 1:
         b_SGN, c_SGN = (t.repeat_interleave(shared, dim=1) for t in (b_SGN, c_SGN))
-    h_SHPN = (x_SHP * delta_SH[..., None])[..., None] * b_SGN[:, :, None]
-    if given.state_SHPN is not None:
-        h_SHPN.addcmul_(given.state_SHPN, (delta_SH * given.a_H).exp_()[..., None, None])
+    dx_SHP1, b_SH1N = (x_SHP * delta_SH[..., None])[..., None], b_SGN[:, :, None]
+    if given.state_SHPN is None:
+        h_SHPN = dx_SHP1 * b_SH1N
+    else:
+        decay_SH11 = (delta_SH * given.a_H).exp_()[..., None, None]
+        kept_SHPN = given.state_SHPN.to(wide)
+        h_SHPN = (kept_SHPN.mul_(decay_SH11) if overwrite_state else kept_SHPN * decay_SH11).addcmul_(dx_SHP1, b_SH1N)
     y_SHP = (h_SHPN @ c_SGN[..., None])[..., 0].addcmul_(x_SHP, given.skip_H[:, None])
     return y_SHP[:, None].to(given.x_SLHP.dtype), h_SHPN
 
@@ -257,16 +261,17 @@ def reference_ssd(given: SsdInputs) -> tuple[Tensor, Tensor]:
     return torch.stack(outputs, dim=1).to(x.dtype), h_SHPN
 
 
-def ssd(given: SsdInputs) -> tuple[Tensor, Tensor]:
+def ssd(given: SsdInputs, *, overwrite_state: bool = False) -> tuple[Tensor, Tensor]:
     """Return y [S, L, H, P] in the dtype of x, and the state after the last token [S, H, P, N].
 
-    Δ, a, skip and state are float32 or wider; x, B and C may be narrower. No state stands for zeros.
+    Δ, a, skip and state are float32 or wider; x, B and C may be narrower. No state stands for zeros. With
+    `overwrite_state` the state after a single token may be written over the one before it.
     """
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given):
         result: tuple[Tensor, Tensor] = _Ssd.apply(*given)  # type: ignore[no-untyped-call]
         return result
     if given.x_SLHP.shape[1] == 1:
-        return _step(given)
+        return _step(given, overwrite_state=overwrite_state)
     wide = _Wide(*given[:5])
     y_SLHP, states = _scan(wide, given.skip_H, given.state_SHPN)
     return y_SLHP.to(given.x_SLHP.dtype), states[-1].view(wide.sequences, wide.heads, wide.width, -1)

@@ -92,6 +92,7 @@ class Mamba2:
 
 def _scan(run: Run, rows: tuple[Tensor, ...], a_H: Tensor, skip_H: Tensor) -> Tensor:
     u, delta, b, c = (run.of(x) for x in rows)
-    y_SLHP, last = ssd(SsdInputs(u, delta, a_H, b, c, skip_H, run.scan_states()))
+    given = SsdInputs(u, delta, a_H, b, c, skip_H, run.scan_states())
+    y_SLHP, last = ssd(given, overwrite_state=run.owns_scan_states)
     run.keep_scan(last)
     return y_SLHP

@@ -28,13 +28,16 @@ class RecurrentState:
 
     cuttable = False
 
-    def __init__(self, taps: Row | None = None, scan: Row | None = None) -> None:
+    def __init__(self, taps: Row | None = None, scan: Row | None = None, *, shared: bool = False) -> None:
         self.taps = taps
         self.scan = scan
+        self.shared = shared
+        """Whether another sequence may have the scan's state too, so that nobody may write in it."""
 
     def at(self, length: int, capacity: int) -> "RecurrentState":  # noqa: ARG002
-        """Return an independent copy; states are replaced, never written in place."""
-        return RecurrentState(self.taps, self.scan)
+        """Return an independent copy: both go on from the same tensors, which are replaced and not written in."""
+        self.shared = True
+        return RecurrentState(self.taps, self.scan, shared=True)
 
     def compact(self) -> "RecurrentState":
         """Return a copy of its own rows, which lets go of those of the sequences that ran with it."""
@@ -81,6 +84,11 @@ class Run:
         """Return the scan's states before the run [S, ...], None at the start of all."""
         return None if self.states is None else _together([state.scan for state in self.states])
 
+    @property
+    def owns_scan_states(self) -> bool:
+        """Whether nobody needs what `scan_states` returned once the run has gone on from it."""
+        return not any(state.shared for state in self.states or ())
+
     def taps(self) -> Tensor | None:
         """Return the inputs that precede the run [S, W − 1, C], None at the start of all."""
         return None if self.states is None else _together([state.taps for state in self.states])
@@ -94,7 +102,7 @@ class Run:
     def keep_scan(self, last_S: Tensor) -> None:
         """Remember the scan's states after the run."""
         for number, state in enumerate(self.states or ()):
-            state.scan = Row(last_S, number)
+            state.scan, state.shared = Row(last_S, number), False
 
 
 def runs_of(context: BatchContext, states: Sequence[RecurrentState] | None, weights: Sequence[Weight]) -> list[Run]:
