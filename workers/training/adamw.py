@@ -115,15 +115,25 @@ def global_norm(gradients: Iterable[Tensor]) -> float:
     return float(torch.stack(squares).sum().sqrt()) if squares else 0.0
 
 
+def _finite(t_P: Tensor) -> bool:
+    """Return whether no scalar is infinite or NaN, which the smallest and the largest one show."""
+    low, high = torch.aminmax(t_P)
+    return math.isfinite(low) and math.isfinite(high)
+
+
 def _update(
     w_P: Tensor, g_P: Tensor, m_P: Tensor, v_P: Tensor, *, step: int, learning_rate: float, config: AdamWConfig
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return weights and moments after step number `step` (from 1), and how many scalars were held back."""
-    m_P = config.beta1 * m_P + (1 - config.beta1) * g_P
-    v_P = config.beta2 * v_P + (1 - config.beta2) * g_P * g_P
-    m_hat_P = m_P / (1 - config.beta1**step)
-    root_P = (v_P / (1 - config.beta2**step)).sqrt()
-    delta_P = -learning_rate * (m_hat_P / (root_P + config.eps) + config.weight_decay * w_P)
+    """Return weights and moments after step number `step` (from 1), and how many scalars were held back.
+
+    The gradient and the moments are overwritten.
+    """
+    m_P.lerp_(g_P, 1 - config.beta1)
+    v_P.mul_(config.beta2).addcmul_(g_P, g_P, value=1 - config.beta2)
+    root_P = torch.sqrt(v_P, out=g_P).mul_((1 - config.beta2**step) ** -0.5).add_(config.eps)
+    delta_P = torch.div(m_P, root_P, out=root_P).mul_(-learning_rate / (1 - config.beta1**step))
+    if config.weight_decay:
+        delta_P.add_(w_P, alpha=-learning_rate * config.weight_decay)
     w_P, clamped = apply_delta(w_P, delta_P, config.max_delta)
     return w_P, m_P, v_P, clamped
 
@@ -157,9 +167,11 @@ def propose(
         w_P = _flat([parameters[n] for n in names])
         m_P = _flat([moments[n].m for n in names]) if seen else torch.zeros_like(w_P)
         v_P = _flat([moments[n].v for n in names]) if seen else torch.zeros_like(w_P)
-        g_P = _flat([gradients[n] for n in names]) * gradient_scale
+        g_P = _flat([gradients[n] for n in names])
+        if gradient_scale != 1:
+            g_P *= gradient_scale
         w_P, m_P, v_P, clamped = _update(w_P, g_P, m_P, v_P, step=seen + 1, learning_rate=learning_rate, config=config)
-        if not all(bool(torch.isfinite(t_P).all()) for t_P in (w_P, m_P, v_P)):
+        if not all(_finite(t_P) for t_P in (w_P, m_P, v_P)):
             return Proposal({}, {}, 0, finite=False)
         for name, (w, m, v) in _split(names, parameters, w_P, m_P, v_P):
             proposal.weights[name] = w

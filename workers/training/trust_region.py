@@ -16,6 +16,14 @@ def _bound(max_delta: float, like: Tensor) -> float:
     return float(bound)
 
 
+def _below(values: Tensor, bound: float) -> bool:
+    """Return whether all values are nearer to 0 than `bound`; NaN is not."""
+    if not values.numel():
+        return True
+    low, high = torch.aminmax(values)
+    return float(low) > -bound and float(high) < bound
+
+
 def apply_delta(weight: Tensor, delta: Tensor, max_delta: float) -> tuple[Tensor, int]:
     """Return the weight after a bounded step, and how many scalars the bound held back.
 
@@ -26,6 +34,11 @@ def apply_delta(weight: Tensor, delta: Tensor, max_delta: float) -> tuple[Tensor
     if max_delta == 0:
         return weight + delta, 0
     bound = _bound(max_delta, weight)
+    if _below(delta, bound):
+        new = weight + delta
+        # A difference that rounds to less than the bound is less than it.
+        if _below(new - weight, bound):
+            return new, 0
     clamped = int((delta.abs() > bound).sum())
     new = weight + delta.clamp(-bound, bound)
     overshoot = (new.double() - weight.double()).abs() > max_delta
