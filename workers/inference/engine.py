@@ -31,6 +31,7 @@ from workers.inference.reading import Reading, open_reading
 from workers.inference.scheduler import Limits, Scheduler
 from workers.inference.state import Choice, Generation
 from workers.inference.state_memory import state_bytes
+from workers.inference.step_tokens import StepTokens, step_tokens
 from workers.models.language_model import LanguageModel
 
 Emissions = dict[str, list[InferenceEvent]]
@@ -51,20 +52,18 @@ class Engine:
         prefixes: PrefixStore,
         *,
         limits: Limits,
-        prefill_tokens: int = 256,
-        read_tokens: int = 512,
+        tokens: StepTokens | None = None,
     ) -> None:
         """Choices and their states run within `limits`; what could never do so is refused.
 
-        A step takes at most `prefill_tokens` of prompts, and `read_tokens` of one request that scores or embeds.
+        A step takes at most so many `tokens`, by default what suits the model's device.
         """
         self._model = model
         self._info = info
         self._tokenizer = tokenizer_for(info)
         self._adapters = adapters
         self._prefixes = prefixes
-        self._prefill_tokens = prefill_tokens
-        self._read_tokens = read_tokens
+        self._tokens = tokens or step_tokens(model.device.type)
         self._scheduler = Scheduler(limits)
         self._running: dict[str, Generation | Reading] = {}
         self._aborted: set[str] = set()
@@ -99,7 +98,7 @@ class Engine:
         """Let a request wait for its turn; an impossible one ends at the next step."""
         limits = self._scheduler.limits
         problem = problem_with(request, self._info, limits.places)
-        bytes_each = 0 if problem else state_bytes(self._model, request, self._read_tokens)
+        bytes_each = 0 if problem else state_bytes(self._model, request, self._tokens.read)
         problem = problem or too_large(request, bytes_each, limits)
         if problem:
             self._refused[request.id] = [problem]
@@ -127,7 +126,8 @@ class Engine:
         self._aborted.clear()
         self._admit(out)
         generations = [running for running in self._running.values() if isinstance(running, Generation)]
-        pieces = next_pieces(generations, self._prefill_tokens)
+        decoding = any(not generation.prefilling for generation in generations)
+        pieces = next_pieces(generations, self._tokens.beside if decoding else self._tokens.prompts)
         if pieces:
             for piece, rows in zip(pieces, run_pieces(self._model, pieces), strict=True):
                 self._take(piece, rows, out)
@@ -157,7 +157,7 @@ class Engine:
             if isinstance(request, GenerateRequest):
                 self._start(request, slot, out)
             else:
-                self._running[request.id] = open_reading(request, self._model, slot, self._read_tokens)
+                self._running[request.id] = open_reading(request, self._model, slot, self._tokens.read)
 
     def _start(self, request: GenerateRequest, slot: int, out: Emissions) -> None:
         capacity = len(request.prompt_token_ids) + request.sampling.max_tokens

@@ -14,6 +14,7 @@ from workers.inference.adapter_cache import AdapterCache, AdapterUnavailableErro
 from workers.inference.engine import Engine
 from workers.inference.prefixes import PrefixStore
 from workers.inference.scheduler import Limits
+from workers.inference.step_tokens import StepTokens
 from workers.loading import LoadedBase, load_base_model
 from workers.lora.adapter import AdapterWeights, init_adapter
 from workers.lora.bank import AdapterBank
@@ -113,10 +114,11 @@ class Harness:
         self.bank = AdapterBank(base.model)
         self.source = Shelf(adapters)
         limits = Limits(options.pop("max_sequences", 8), options.pop("state_bytes", None))
-        settings = {"prefill_tokens": 16} | options
+        prompts, read = options.pop("prefill_tokens", 16), options.pop("read_tokens", 512)
+        tokens = StepTokens(prompts, options.pop("beside_tokens", prompts), read)
         cache = AdapterCache(range(slots), self.source, self.bank)
         self.prefixes = PrefixStore(prefix_bytes)
-        self.engine = Engine(base.model, base.info, cache, self.prefixes, limits=limits, **settings)
+        self.engine = Engine(base.model, base.info, cache, self.prefixes, limits=limits, tokens=tokens)
 
     def run(self, *requests: InferenceRequest, stagger: int = 0) -> dict[str, Events]:
         """Run requests to their end, submitting the next one every `stagger` steps; return each one's events."""

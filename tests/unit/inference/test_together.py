@@ -99,6 +99,23 @@ def test_prompts_use_all_of_a_step(harness: Harnesses, base: LoadedBase, monkeyp
     assert rows == [10] * 7 + [9]
 
 
+def test_prompts_take_less_of_a_step_while_others_decode(
+    harness: Harnesses, base: LoadedBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[int] = []
+    hidden = base.model.hidden
+    monkeypatch.setattr(base.model, "hidden", lambda b, caches: (rows.append(sum(b.lengths)), hidden(b, caches))[1])
+    made = harness(prefill_tokens=10, beside_tokens=4, max_sequences=8)
+    made.engine.submit(generate("decodes", LONG[:12], max_tokens=4))
+    made.engine.step()
+    made.engine.step()
+    made.engine.submit(generate("waits", LONG[:20], max_tokens=1))
+    while made.engine.busy:
+        made.engine.step()
+    # Ten and two tokens of a prompt; three more of its answer, beside four each of the next; the rest of that alone.
+    assert rows == [10, 2, 5, 5, 5, 8]
+
+
 @pytest.mark.parametrize("when", ["waiting", "prompt", "decoding", "reading"])
 def test_an_abort_frees_place_state_and_pin_within_a_step(harness: Harnesses, base: LoadedBase, when: str) -> None:
     made = harness(max_sequences=1, slots=1, state_bytes=base.model.state_bytes(128), prefill_tokens=16, read_tokens=8)
