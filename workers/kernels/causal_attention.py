@@ -90,8 +90,8 @@ class _CausalAttention(Function):
             p_PBM = blocks.probabilities(q_PBE, start, keys)
             gp_PBM = torch.bmm(g_PBE, blocks.v_PLE[:, keys].mT)
             gs_PBM = torch.ops.aten._softmax_backward_data(gp_PBM, p_PBM, -1, p_PBM.dtype)
-            gv_PLE[:, keys] += torch.bmm(p_PBM.mT, g_PBE)
-            gk_PLE[:, keys] += torch.bmm(gs_PBM.mT, q_PBE)
+            gv_PLE[:, keys].add_(torch.bmm(p_PBM.mT, g_PBE))
+            gk_PLE[:, keys].add_(torch.bmm(gs_PBM.mT, q_PBE))
             place = gq_SGHLE[:, :, :, start:stop]
             torch.mul(torch.bmm(gs_PBM, blocks.k_PLE[:, keys]).view(place.shape), blocks.scale, out=place)
         gk_SLGE, gv_SLGE = (

@@ -44,7 +44,7 @@ class AdaptedLinear:
 
     def stacked_bytes(self, rank: int) -> int:
         """Return what a term of this rank takes in the stack."""
-        return self._group.stack.bytes_of(rank)
+        return self._group.stack.bytes_of(rank, self.out_features)
 
 
 def check_term(name: str, term: LowRank, out_features: int, in_features: int) -> None:
