@@ -1,9 +1,10 @@
 """16 tenants' LoRA runs (ranks 4, 8, 16, 64; 4 rows of 64 tokens a step each): together, in turn, and with peft.
 
-Run `python benchmarks/mixed_training.py`. Sides, all in float32 or what the worker chooses here:
+Run `python benchmarks/mixed_training.py`. Sides, Graft's in what the worker chooses here:
 `together` trains the 16 runs in one RunPool, `in turn` the same runs one after another, `one run` a single run of the
 mean rank, 23, with all 4096 tokens in each step; `peft` holds the 16 adapters in one PeftModel and trains them in turn
-with `set_adapter`, each with an AdamW of its own. The same random tokens, losses on every position, clip and AdamW.
+with `set_adapter`, each with an AdamW of its own, in float32 and, where the CPU has bf16 products, in bf16 autocast.
+The same random tokens, losses on every position, clip and AdamW.
 With `--family mamba2` the shapes are Mamba-2 130M's with random weights; peft can adapt `in_proj` alone there, so that
 is what all sides adapt.
 """
@@ -24,7 +25,7 @@ def rows_of(run: int, count: int = ROWS) -> torch.Tensor:
     return torch.randint(3, 49_000, (count, LENGTH), generator=torch.Generator().manual_seed(run))
 
 
-def peft_rate(family: str, steps: int) -> float:
+def peft_rate(family: str, steps: int, dtype: torch.dtype) -> float:
     """Tokens per second over `steps` rounds of all adapters, after one step of the first and the last."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
@@ -57,7 +58,9 @@ def peft_rate(family: str, steps: int) -> float:
         if run not in optimizers:
             optimizers[run] = torch.optim.AdamW(parameters, lr=1e-4)
         ids = rows_of(run)
-        model(input_ids=ids, labels=ids).loss.backward()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            loss = model(input_ids=ids, labels=ids).loss
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizers[run].step()
         optimizers[run].zero_grad()
@@ -129,7 +132,7 @@ def graft_rate(family: str, side: str, steps: int) -> float:
 def main() -> None:
     """Compare all sides, or run one when asked by the parent."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--side", choices=["peft", "in turn", "one run", "together"])
+    parser.add_argument("--side", choices=["peft", "peft bf16", "in turn", "one run", "together"])
     parser.add_argument("--family", choices=["smollm2", "mamba2"], default="smollm2")
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--repetitions", type=int, default=2)
@@ -138,12 +141,16 @@ def main() -> None:
     if options.side is None:
         print(versions(options.threads))
         common = ["--family", options.family, "--steps", str(options.steps)]
-        sides = {side: ["--side", side, *common] for side in ("peft", "in turn", "one run", "together")}
+        others = ["peft", "in turn", "one run"]
+        if torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            others.insert(1, "peft bf16")
+        sides = {side: ["--side", side, *common] for side in (*others, "together")}
         rates = alternate(__file__, options.family, sides, repetitions=options.repetitions, threads=options.threads)
-        for other in ("peft", "in turn", "one run"):
+        for other in others:
             print(f"{options.family}: together against {other}: {rates['together'] / rates[other]:.2f}")
-    elif options.side == "peft":
-        report(peft_rate(options.family, options.steps))
+    elif options.side in ("peft", "peft bf16"):
+        dtype = torch.bfloat16 if options.side == "peft bf16" else torch.float32
+        report(peft_rate(options.family, options.steps, dtype))
     else:
         report(graft_rate(options.family, options.side, options.steps))
 
